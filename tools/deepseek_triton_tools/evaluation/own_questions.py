@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_tools.evaluation.harness import as_text
-from deepseek_triton_tools.evaluation.task_data import EvaluationTask, Row, metric, read_rows, rows_as_dataset
+from deepseek_triton_tools.evaluation.task_data import EvaluationTask, Row, generation_config, read_rows
 from deepseek_triton_tools.generating.prompt_sources import problem_of_messages
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -18,34 +18,17 @@ _KINDS = ("question", "prompt", "messages")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-def _exact(text: str, answer: str) -> bool:
-    return text.strip() == answer.strip()
-
-
-def _contains(text: str, answer: str) -> bool:
-    return answer.casefold() in text.casefold()
-
-
-def _regex(text: str, answer: str) -> bool:
-    return re.search(answer, text) is not None
-
-
-def _number(text: str, answer: str) -> bool:
-    """Compare the last number of the text with that of the answer."""
-    said, expected = _last_number(text), _last_number(answer)
-    return said is not None and said == expected
-
-
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
+# Whether a text is right, by an accepted answer.
 SCORERS: Mapping[str, Callable[[str, str], bool]] = {
-    "exact": _exact,
-    "contains": _contains,
-    "regex": _regex,
-    "number": _number,
+    "exact": lambda text, answer: text.strip() == answer.strip(),
+    "contains": lambda text, answer: answer.casefold() in text.casefold(),
+    "regex": lambda text, answer: re.search(answer, text) is not None,
+    "number": lambda text, answer: (last := _last_number(text)) is not None and last == _last_number(answer),
 }
 
 
@@ -58,19 +41,15 @@ def own_questions(data: Path | None, *, scorer: str, limit: int | None) -> Evalu
         raise ToolError('--task own needs --data FILE: JSON Lines with "question" and "answer"', exit_code=2)
     if not data.is_file():
         raise ToolError(f"--data {data}: there is no such file")
-    given = read_rows(data, ("answer",), partial(_problem, scorer=scorer))
-    config = {
-        "task": "own",
-        "output_type": "generate_until",
-        "custom_dataset": rows_as_dataset(test=[_row(row, scorer) for row in given]),
-        "test_split": "test",
-        "doc_to_text": "prompt",
-        "doc_to_target": lambda doc: doc["answers"][0],
-        "process_results": _scores,
-        "metric_list": [metric("right")],
-        "generation_kwargs": {"until": [], "temperature": 0.0, "max_gen_toks": MAX_TOKENS},
-        "num_fewshot": 0,
-    }
+    rows = read_rows(data, ("answer",), partial(_problem, scorer=scorer))
+    config = generation_config(
+        "own",
+        [_row(row, scorer) for row in rows],
+        ["right"],
+        target=lambda doc: doc["answers"][0],
+        scores=_scores,
+        max_tokens=MAX_TOKENS,
+    )
     return EvaluationTask(name="own", config=config, metrics=("right,none",), limit=limit)
 
 

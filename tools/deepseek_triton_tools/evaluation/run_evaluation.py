@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,10 +20,11 @@ from deepseek_triton_tools.evaluation.harness import (
     prepare,
 )
 from deepseek_triton_tools.evaluation.own_questions import own_questions
-from deepseek_triton_tools.evaluation.questions import KeptAnswers, open_answers
+from deepseek_triton_tools.evaluation.questions import open_answers
 from deepseek_triton_tools.evaluation.summary import EvaluationSummary, PassBand, bands_of, scores_in, verdicts
 from deepseek_triton_tools.evaluation.task_data import EvaluationTask
 from deepseek_triton_tools.evaluation.tasks import LM_EVAL_SEED, gpqa_diamond, gsm8k, mmlu, tiny
+from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -79,7 +79,10 @@ def run_evaluation(options: EvaluationOptions) -> int:
             f"--fail-below-band: no accuracy of {name} is published for this task and form; name one with --pass-at"
         )
     task = _task(options)
-    _make_folder(options.output)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ToolError(f"--output {options.output} can't be made: {error.strerror}") from error
     load_lm_eval()
     server = {fact: info[fact] for fact in _SERVER_FACTS if fact in info} or {"name": options.model}
     with open_answers(options.output / "answers.jsonl", server, overwrite=options.overwrite) as kept:
@@ -91,7 +94,12 @@ def run_evaluation(options: EvaluationOptions) -> int:
             concurrency=options.concurrency,
             allow_failed=options.allow_failed,
         )
-        results = _evaluated(options, task, model, kept)
+        try:
+            results = evaluate(model, task, chat=options.chat, system=options.system)
+        except BaseException:
+            if kept.num_before or model.num_asked:
+                complain(f"the answers so far are in {options.output}: the same command goes on")
+            raise
     summary = _summary(options, task, model, results, bands, info)
     _write(options.output, results, summary)
     with to_reader():
@@ -145,17 +153,6 @@ def _task(options: EvaluationOptions) -> EvaluationTask:
     return tiny(limit=limit)
 
 
-def _evaluated(
-    options: EvaluationOptions, task: EvaluationTask, model: HarnessModel, kept: KeptAnswers
-) -> dict[str, Any]:
-    try:
-        return evaluate(model, task, chat=options.chat, system=options.system)
-    except BaseException:
-        if kept.num_before or model.num_asked:
-            complain(f"the answers so far are in {options.output}: the same command goes on")
-        raise
-
-
 def _summary(
     options: EvaluationOptions,
     task: EvaluationTask,
@@ -206,13 +203,6 @@ def _notes(task: EvaluationTask, model: HarnessModel, bands: tuple[PassBand, ...
     return notes
 
 
-def _make_folder(output: Path) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ToolError(f"--output {output} can't be made: {error.strerror}") from error
-
-
 def _write(output: Path, results: Mapping[str, Any], summary: EvaluationSummary) -> None:
     """Write lm-eval's results, its samples and the summary; nothing of it half."""
     rest = {key: value for key, value in results.items() if key != "samples"}
@@ -223,9 +213,8 @@ def _write(output: Path, results: Mapping[str, Any], summary: EvaluationSummary)
         files[f"samples_{task.replace('/', '_')}.jsonl"] = "".join(lines)
     files["summary.json"] = summary.as_json() + "\n"
     for name, text in files.items():
-        unfinished = output / f".{name}.unfinished"
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, output / name)
+        with whole_file(output / name) as file:
+            file.write(text)
 
 
 def _with_messages(arguments: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -11,6 +11,9 @@ from typing import Any
 
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 
+SCHEMA = "deepseek-triton/eval/1"
+_MOST_SHOWN = 8
+"""Further metrics; those of 57 subjects are in the files only."""
 _FILE = Path(__file__).with_name("pass_bands.yaml")
 _ALPHA_QUANTILE = 1.645
 """A quantile of the normal distribution: one in twenty runs of an equal model fails."""
@@ -48,6 +51,11 @@ class BandVerdict:
     passed: bool
     source: str
 
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        reference = "" if self.reference is None else f"{self.reference:.2f}"
+        return self.title, reference, f"{self.passes_from:.2f}", "pass" if self.passed else "below"
+
 
 def pass_bands() -> tuple[PassBand, ...]:
     import yaml
@@ -80,9 +88,6 @@ def verdicts(
         )
         for band in bands
     )
-
-
-SCHEMA = "deepseek-triton/eval/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,29 +138,21 @@ class EvaluationSummary:
         rows = [_score_row(one.name, one.value, one.stderr, is_percent=one.is_percent) for one in self.scores]
         if len(rows) > 1 and self.score is not None:
             rows.append(_score_row("score (their mean)", self.score))
-        rows += [_score_row(f"  {name}", value) for name, value in self._shown_breakdown()]
+        if len(self.breakdown) <= _MOST_SHOWN:
+            rows += [_score_row(f"  {name}", value) for name, value in self.breakdown.items()]
         show(Table(title=title, headings=("metric", "value", "+-"), rows=rows, is_grid=True))
         if self.verdicts:
             headings = ("compared with", "reference", "passes from", "verdict")
-            show(Table(title="", headings=headings, rows=[_verdict_row(one) for one in self.verdicts]))
+            show(Table(title="", headings=headings, rows=[one.row for one in self.verdicts]))
         for note in self.notes:
             print(paragraph(note))
         print(paragraph(f"results, samples and answers: {self.output}"))
-
-    def _shown_breakdown(self) -> Sequence[tuple[str, float]]:
-        """Those of 57 subjects are in the files only."""
-        return list(self.breakdown.items()) if len(self.breakdown) <= 8 else []
 
 
 def _score_row(
     name: str, value: float, stderr: float | None = None, *, is_percent: bool = True
 ) -> tuple[str, str, str]:
     return name, f"{value:.2f}{' %' if is_percent else ''}", "" if stderr is None else f"{stderr:.2f}"
-
-
-def _verdict_row(verdict: BandVerdict) -> tuple[str, ...]:
-    reference = "" if verdict.reference is None else f"{verdict.reference:.2f}"
-    return verdict.title, reference, f"{verdict.passes_from:.2f}", "pass" if verdict.passed else "below"
 
 
 def scores_in(results: Mapping[str, Any], chosen: Sequence[str]) -> tuple[tuple[MetricScore, ...], dict[str, float]]:

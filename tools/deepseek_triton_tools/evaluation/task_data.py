@@ -36,20 +36,58 @@ class EvaluationTask:
     """In chats the examples are turns of the conversation, not a part of the question."""
 
 
-def rows_as_dataset(**splits: Sequence[Row]) -> Callable[..., Mapping[str, Any]]:
-    """Return lm-eval's `custom_dataset`: these rows, by split."""
+def rows_as_dataset(splits: Mapping[str, Sequence[Row]], *, shuffled: bool = False) -> Callable[..., Mapping[str, Any]]:
+    """Return lm-eval's `custom_dataset`: these rows, by split.
+
+    :param shuffled: put those of `test` into the order that trtllm-eval gives them.
+    """
 
     def dataset(**_: Any) -> Mapping[str, Any]:
-        from importlib import import_module
-
         from_rows = import_module("datasets").Dataset.from_list
-        return {name: from_rows(list(rows)) for name, rows in splits.items()}
+        made = {name: from_rows(list(rows)) for name, rows in splits.items() if rows}
+        if shuffled:
+            # trtllm-eval shuffles the examples too, but after lm-eval has read them.
+            made["test"] = made["test"].shuffle(seed=0)
+        return made
 
     return dataset
 
 
-def metric(name: str) -> dict[str, Any]:
-    return {"metric": name, "aggregation": "mean", "higher_is_better": True}
+def generation_config(
+    name: str,
+    rows: Sequence[Row],
+    metrics: Sequence[str],
+    *,
+    target: Any = "answer",
+    scores: Callable[[Row, Sequence[str]], Mapping[str, float]] | None = None,
+    until: Sequence[str] = (),
+    max_tokens: int,
+    generation: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Describe to lm-eval a task whose answers are generated greedily after the `prompt` of each row.
+
+    :param metrics: their names; each is a mean over the questions.
+    :param target: the key of the right answer, or what finds it in a row.
+    :param scores: compares a row with the answers; None: lm-eval's own metrics do.
+    :param generation: more fields of the requests.
+    """
+    return {
+        "task": name,
+        "output_type": "generate_until",
+        "custom_dataset": rows_as_dataset({"test": rows}),
+        "test_split": "test",
+        "doc_to_text": "prompt",
+        "doc_to_target": target,
+        **({"process_results": scores} if scores else {}),
+        "metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics],
+        "generation_kwargs": {
+            "until": list(until),
+            "temperature": 0.0,
+            "max_gen_toks": max_tokens,
+            **(generation or {}),
+        },
+        "num_fewshot": 0,
+    }
 
 
 def found_file(data: Path, patterns: Sequence[str], wanted: str) -> Path:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module, resources
 from math import ceil
 from pathlib import Path
@@ -30,8 +30,8 @@ from deepseek_triton_tools.evaluation.task_data import (
     EvaluationTask,
     Row,
     found_file,
+    generation_config,
     hub_rows,
-    metric,
     read_rows,
     rows_as_dataset,
 )
@@ -69,7 +69,7 @@ def gsm8k(data: Path | None, *, num_fewshot: int | None, limit: int | None, like
     own["generation_kwargs"]["max_gen_toks"] = _GSM8K_MAX_TOKENS
     return EvaluationTask(
         name="gsm8k",
-        config={**own, "num_fewshot": shots, "custom_dataset": _gsm8k_dataset(rows, shuffled=not like_lm_eval)},
+        config={**own, "num_fewshot": shots, "custom_dataset": rows_as_dataset(rows, shuffled=not like_lm_eval)},
         metrics=_GSM8K_METRICS,
         limit=limit,
         fewshot_seed=LM_EVAL_SEED if like_lm_eval else 0,
@@ -82,18 +82,6 @@ def _gsm8k_rows(data: Path | None, split: str) -> list[Row]:
         return hub_rows("openai/gsm8k", "main", split, otherwise=_GSM8K_SOURCE)
     folder = data.parent if split == "train" and data.is_file() else data
     return read_rows(found_file(folder, _GSM8K_PATTERNS[split], "GSM8K's test.jsonl and train.jsonl"), _GSM8K_KEYS)
-
-
-def _gsm8k_dataset(rows: Mapping[str, list[Row]], *, shuffled: bool) -> Any:
-    def dataset(**_: Any) -> Mapping[str, Any]:
-        from_rows = import_module("datasets").Dataset.from_list
-        found = {split: from_rows(given) for split, given in rows.items() if given}
-        if shuffled:
-            # trtllm-eval shuffles the examples too, but after lm-eval has read them.
-            found["test"] = found["test"].shuffle(seed=0)
-        return found
-
-    return dataset
 
 
 _LETTERS = "ABCD"
@@ -110,18 +98,14 @@ def mmlu(data: Path | None, *, num_fewshot: int | None, limit: int | None) -> Ev
     if not any(row["answer"] in _LETTERS for row in rows):
         raise ToolError(f"MMLU: expected the letter of the right choice in the last column; {_MMLU_SOURCE}")
     subjects = sorted({row["subject"] for row in rows})
-    config = {
-        "task": "mmlu",
-        "output_type": "generate_until",
-        "custom_dataset": rows_as_dataset(test=rows),
-        "test_split": "test",
-        "doc_to_text": "prompt",
-        "doc_to_target": "answer",
-        "process_results": _mmlu_scores,
-        "metric_list": [metric(name) for name in ("acc", *subjects)],
-        "generation_kwargs": {"until": [], "temperature": 0.0, "max_gen_toks": 2, "truncate_prompt_tokens": 4094},
-        "num_fewshot": 0,  # the prompt has them
-    }
+    config = generation_config(
+        "mmlu",
+        rows,
+        ["acc", *subjects],
+        scores=_mmlu_scores,
+        max_tokens=2,
+        generation={"truncate_prompt_tokens": 4094},
+    )
     return EvaluationTask(name="mmlu", config=config, metrics=("acc,none",), is_cut=True)
 
 
@@ -203,26 +187,18 @@ def gpqa_diamond(data: Path | None, *, limit: int | None) -> EvaluationTask:
         file = found_file(data, ("gpqa_diamond.csv", "**/gpqa_diamond.csv"), "gpqa_diamond.csv")
         rows = read_rows(file, ("Question", _RIGHT, *_WRONG))
     random = Random(0)
-    config = {
-        "task": "gpqa_diamond",
-        "output_type": "generate_until",
-        "custom_dataset": rows_as_dataset(test=[_gpqa_question(row, random) for row in rows]),
-        "test_split": "test",
-        "doc_to_text": "prompt",
-        "doc_to_target": "answer",
-        "filter_list": [
-            {
-                "name": "strict-match",
-                "filter": [
-                    {"function": "regex", "regex_pattern": _GPQA_PATTERN, "group_select": 0},
-                    {"function": "take_first"},
-                ],
-            }
-        ],
-        "metric_list": [{**metric("exact_match"), "ignore_case": True, "ignore_punctuation": True}],
-        "generation_kwargs": {"until": ["</s>"], "temperature": 0.0, "max_gen_toks": _GPQA_MAX_TOKENS},
-        "num_fewshot": 0,
-    }
+    questions = [_gpqa_question(row, random) for row in rows]
+    config = generation_config("gpqa_diamond", questions, ["exact_match"], until=["</s>"], max_tokens=_GPQA_MAX_TOKENS)
+    config["filter_list"] = [
+        {
+            "name": "strict-match",
+            "filter": [
+                {"function": "regex", "regex_pattern": _GPQA_PATTERN, "group_select": 0},
+                {"function": "take_first"},
+            ],
+        }
+    ]
+    config["metric_list"][0] |= {"ignore_case": True, "ignore_punctuation": True}
     return EvaluationTask(name="gpqa_diamond", config=config, metrics=("exact_match,strict-match",), limit=limit)
 
 
@@ -281,24 +257,15 @@ _TINY_SPLITS = ("taught", "held_out")
 
 
 def tiny(*, limit: int | None) -> EvaluationTask:
-    config = {
-        "task": "tiny",
-        "output_type": "generate_until",
-        "custom_dataset": rows_as_dataset(test=read_rows(QUESTIONS, ("id", "kind", "split", "prompt", "accepted"))),
-        "test_split": "test",
-        "doc_to_text": "prompt",
-        "doc_to_target": "accepted",
-        "process_results": _tiny_scores,
-        "metric_list": [metric(name) for name in ("right", *_TINY_SPLITS)],
-        # The prompts have their special tokens.
-        "generation_kwargs": {
-            "until": [],
-            "temperature": 0.0,
-            "max_gen_toks": _TINY_MAX_TOKENS,
-            "add_special_tokens": False,
-        },
-        "num_fewshot": 0,
-    }
+    config = generation_config(
+        "tiny",
+        read_rows(QUESTIONS, ("id", "kind", "split", "prompt", "accepted")),
+        ["right", *_TINY_SPLITS],
+        target="accepted",
+        scores=_tiny_scores,
+        max_tokens=_TINY_MAX_TOKENS,
+        generation={"add_special_tokens": False},  # the prompts have theirs
+    )
     return EvaluationTask(name="tiny", config=config, metrics=("right,none",), limit=limit)
 
 
