@@ -20,6 +20,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "model_repository/tensorrt_llm/1"))
 
 from deepseek_backend.engines.simulated.presets import PRESETS, read_table  # noqa: E402
+from deepseek_triton_tools.sla.paces import (  # noqa: E402
+    PacedModel,
+    ServerLayout,
+    SiliconPaces,
+)
 from deepseek_triton_tools.sla.predictions import (  # noqa: E402
     TOKENS_PER_STEP,
     PacedServer,
@@ -32,8 +37,6 @@ from deepseek_triton_tools.sla.predictions import (  # noqa: E402
     margin_for,
     prompt_ms,
 )
-from deepseek_triton_tools.sla.server_layouts import PacedModel, ServerLayout  # noqa: E402
-from deepseek_triton_tools.sla.silicon_paces import SiliconPaces  # noqa: E402
 
 
 def tp(size: int, experts: int) -> ServerLayout:

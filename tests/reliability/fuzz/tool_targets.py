@@ -40,7 +40,7 @@ from deepseek_triton_tools.plans.plan_diff import _lines
 from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest
 from deepseek_triton_tools.repository.hub_cache import parse_hub_name
 from deepseek_triton_tools.server.server_log import dead_engine, failure_cause, parse_log_line
-from deepseek_triton_tools.sla.written_pace import check_pace
+from deepseek_triton_tools.sla.paces import check_pace
 from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming.checksums import _checksums_in
 from reliability.fuzz.refusals import check_message, may_refuse

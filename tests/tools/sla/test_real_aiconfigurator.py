@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_triton_tools.sla.server_layouts import GRID, PacedModel, ServerLayout
-from deepseek_triton_tools.sla.silicon_paces import HOW_TO_INSTALL, SiliconPaces
+from deepseek_triton_tools.sla.paces import GRID, HOW_TO_INSTALL, PacedModel, ServerLayout, SiliconPaces
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-aiconfigurator/bin/python"

@@ -12,7 +12,7 @@ from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_build import DisaggregatedPlan, PlanRequest, Workload
 from deepseek_triton_tools.bench.figures import Slo
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.sla.model_paces import ModelPaces
+from deepseek_triton_tools.sla.paces import ModelPaces, PacedModel, ServerLayout
 from deepseek_triton_tools.sla.predictions import (
     PacedServer,
     SlaWorkload,
@@ -21,7 +21,6 @@ from deepseek_triton_tools.sla.predictions import (
     context_busy,
     context_ttft_ms,
 )
-from deepseek_triton_tools.sla.server_layouts import PacedModel, ServerLayout
 from deepseek_triton_tools.sla.sla_plan import plan_to_sla
 
 SEARCH = ["plan", "deepseek-r1", "--gpu", "h200", "--isl", "1024", "--osl", "1024"]

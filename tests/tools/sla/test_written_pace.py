@@ -7,8 +7,7 @@ import yaml
 
 from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.sla.model_paces import ModelPaces
-from deepseek_triton_tools.sla.server_layouts import PacedModel, ServerLayout
+from deepseek_triton_tools.sla.paces import ModelPaces, PacedModel, ServerLayout
 
 MODEL = PacedModel(architecture="deepseek-v3", precision="fp8", gpu="h200", kv_dtype="fp8")
 TP8 = ServerLayout(num_gpus=8, expert_parallel_size=8)

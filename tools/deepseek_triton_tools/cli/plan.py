@@ -60,11 +60,10 @@ def _search(args: argparse.Namespace) -> int:
     from deepseek_triton_build import DISAGGREGATED, SIDE_PROFILES
     from deepseek_triton_build.catalog import load_release
     from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
+    from deepseek_triton_tools.sla.fleets import searched_settings
     from deepseek_triton_tools.sla.predictions import TOKENS_PER_STEP
-    from deepseek_triton_tools.sla.server_candidates import searched_settings
-    from deepseek_triton_tools.sla.sla_pictures import show_fronts, write_sla_report
     from deepseek_triton_tools.sla.sla_plan import plan_to_sla
-    from deepseek_triton_tools.sla.sla_view import show_sla_plan
+    from deepseek_triton_tools.sla.sla_view import show_fronts, show_sla_plan, write_sla_report
 
     wrong = [
         said

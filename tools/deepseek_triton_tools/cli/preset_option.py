@@ -14,7 +14,7 @@ def preset_or_file(given: str | None, side: str = "server") -> str | None:
     """
     if given is None or not (given.endswith(".json") or Path(given).is_dir()):
         return given
-    from deepseek_triton_tools.sla.written_pace import check_pace
+    from deepseek_triton_tools.sla.paces import check_pace
 
     place = Path(given, f"{side}.json") if Path(given).is_dir() else Path(given)
     if Path(given).is_dir() and not place.exists():

@@ -1,11 +1,10 @@
 """Planning to an SLA: the layout that serves most tokens within limits on TTFT and TPOT.
 
-layouts -> server_candidates.py                 which of them our rules and the memory allow, on each side
-        -> silicon_paces.py or model_paces.py   how long their iterations take
-        -> predictions.py                       TTFT and TPOT at a load
-        -> fleet_search.py                      the best fleet for the GPUs given
-        -> sla_plan.py                          all of it, and what `build` makes of the best
-        -> sla_view.py                          what is shown
+paces.py           layouts of a server, and how long their iterations take
+-> fleets.py       which of them our rules and the memory allow, on each side; the fleets for the GPUs given
+-> predictions.py  TTFT and TPOT at a load
+-> sla_plan.py     all of it, and what `build` makes of the best
+-> sla_view.py     what is shown
 """
 
 import sys

@@ -27,26 +27,30 @@ from deepseek_triton_build.catalog import find_gpu
 from deepseek_triton_tools.bench.figures import Slo
 from deepseek_triton_tools.bench.report_points import pareto_front
 from deepseek_triton_tools.host.whole_file import whole_file
-from deepseek_triton_tools.sla.fleet_search import (
-    PlannedFleet,
-    aggregated_fleets,
-    best_of_each,
-    disaggregated_fleets,
-)
-from deepseek_triton_tools.sla.model_paces import ModelPaces
-from deepseek_triton_tools.sla.predictions import TOKENS_PER_STEP, PacedServer, SlaWorkload, burst_ttft_ms
-from deepseek_triton_tools.sla.server_candidates import (
+from deepseek_triton_tools.sla.fleets import (
     CONTEXT,
     GENERATION,
     SERVER,
     SIDES,
+    PlannedFleet,
     ServerCandidate,
+    aggregated_fleets,
+    best_of_each,
+    disaggregated_fleets,
     fitting_rows,
     pair_request,
     server_request,
 )
-from deepseek_triton_tools.sla.server_layouts import PacedModel, Paces, ServerLayout, layouts_up_to
-from deepseek_triton_tools.sla.silicon_paces import ENVIRONMENT_VARIABLE, HOW_TO_INSTALL, SiliconPaces
+from deepseek_triton_tools.sla.paces import (
+    ENVIRONMENT_VARIABLE,
+    HOW_TO_INSTALL,
+    ModelPaces,
+    PacedModel,
+    ServerLayout,
+    SiliconPaces,
+    layouts_up_to,
+)
+from deepseek_triton_tools.sla.predictions import TOKENS_PER_STEP, PacedServer, SlaWorkload, burst_ttft_ms
 from deepseek_triton_tools.tool_errors import ToolError
 
 _EXPERTS_OF_A_TOKEN = 8
@@ -152,11 +156,11 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
         variable's, else our own model's paces.
     :raises ToolError: when no fleet keeps the limits; it says how near the nearest comes.
     """
-    named = os.environ.get(ENVIRONMENT_VARIABLE)
-    found = python or (Path(named) if named else None)
-    if found is not None and found.is_dir():
-        found /= "bin/python"
-    paces: Paces = SiliconPaces(found) if found else ModelPaces()
+    if python is None and (named := os.environ.get(ENVIRONMENT_VARIABLE)):
+        python = Path(named)
+    if python is not None and python.is_dir():
+        python /= "bin/python"
+    paces = SiliconPaces(python) if python else ModelPaces()
     workload = SlaWorkload(isl=request.workload.isl or 1, osl=request.workload.osl or 1)
     num_gpus = request.num_gpus or 1
     request = dataclasses.replace(request, mtp=request.mtp or 0)
@@ -178,7 +182,7 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
     if not best:
         raise ToolError(_none_keeps(fleets, refused))
     fronts = {kind: _front(of_kind, slo, workload.osl) for kind, of_kind in kinds.items()}
-    notes = [] if found else [f"for measured paces: {HOW_TO_INSTALL}"]
+    notes = [] if python else [f"for measured paces: {HOW_TO_INSTALL}"]
     return SlaPlan(
         request=request,
         slo=slo,
@@ -198,25 +202,36 @@ def _front(fleets: Sequence[PlannedFleet], slo: Slo, osl: int) -> list[PlannedFl
     return [kept[number] for number in pareto_front(places)]
 
 
-def _candidates(request: PlanRequest, paces: Paces) -> tuple[list[ServerCandidate], dict[str, str], PlanRequest]:
+def _candidates(
+    request: PlanRequest, paces: SiliconPaces | ModelPaces
+) -> tuple[list[ServerCandidate], dict[str, str], PlanRequest]:
     """Return the servers that are allowed, why others are not, and the request with its precision."""
     refused: dict[str, str] = {}
-    fitting: dict[tuple[str, ServerLayout], tuple[Plan, int]] = {}
+    fitting: dict[PacedModel, list[tuple[str, ServerLayout, Plan, int]]] = {}
     for layout in layouts_up_to(request.num_gpus or 1):
         for side in SIDES:
             try:
-                fitting[side, layout] = fitting_rows(request, side, layout)
+                plan, rows = fitting_rows(request, side, layout)
             except BuildError as error:
                 refused[_name(side, layout)] = str(error)
-    asked: dict[PacedModel, list[tuple[str, ServerLayout]]] = {}
-    for place, (plan, _) in fitting.items():
-        asked.setdefault(_paced_model(plan), []).append(place)
-        request = dataclasses.replace(request, precision=plan.precision)
+                continue
+            assert plan.gpu is not None
+            assert plan.checkpoint is not None
+            assert plan.variant.architecture is not None
+            model = PacedModel(
+                architecture=plan.variant.architecture.name,
+                precision=plan.checkpoint.precision,
+                gpu=plan.gpu.name,
+                kv_dtype="fp8" if plan.has_fp8_kv else "bf16",
+                num_draft_tokens=request.mtp or 0,
+            )
+            fitting.setdefault(model, []).append((side, layout, plan, rows))
+            request = dataclasses.replace(request, precision=plan.precision)
     candidates = []
-    for model, places in asked.items():
-        tables = paces.tables(model, list(dict.fromkeys(layout for _, layout in places)))
-        for side, layout in places:
-            table, (plan, rows) = tables[layout], fitting[side, layout]
+    for model, servers in fitting.items():
+        tables = paces.tables(model, list(dict.fromkeys(layout for _, layout, _, _ in servers)))
+        for side, layout, plan, rows in servers:
+            table = tables[layout]
             if isinstance(table, str):
                 refused[_name(side, layout)] = table
                 continue
@@ -240,17 +255,6 @@ def _candidates(request: PlanRequest, paces: Paces) -> tuple[list[ServerCandidat
 
 def _name(side: str, layout: ServerLayout) -> str:
     return str(layout) if side == SERVER else f"{side} {layout}"
-
-
-def _paced_model(plan: Plan) -> PacedModel:
-    assert plan.gpu is not None and plan.checkpoint is not None and plan.variant.architecture is not None  # noqa: PT018
-    return PacedModel(
-        architecture=plan.variant.architecture.name,
-        precision=plan.checkpoint.precision,
-        gpu=plan.gpu.name,
-        kv_dtype="fp8" if plan.has_fp8_kv else "bf16",
-        num_draft_tokens=plan.request.mtp or 0,
-    )
 
 
 def _notes_on_nodes(request: PlanRequest, fleets: Iterable[PlannedFleet]) -> list[str]:
