@@ -80,14 +80,16 @@ def _try_gateway(environment: BareEnvironment) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [str(environment.folder / "bin/deepseek-triton"), "gateway", "--port", str(port)]
-    command += ["--server", "http://127.0.0.1:9"]  # nobody is there, and the gateway itself answers
+    # Nobody is there, and the gateway itself answers.
+    command += ["--server", "http://127.0.0.1:9"]
     gateway = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while gateway.poll() is None:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60):
                     return
-            except OSError:  # it doesn't listen yet
+            except OSError:
+                # It doesn't listen yet.
                 time.sleep(0.2)
         raise SmokeError(f"the gateway ended with {gateway.returncode}")
     finally:

@@ -64,7 +64,8 @@ class DraftLayer:
         joined = [self._normed(self._embedding[list(next_ids)].T, "enorm"), self._normed(states.T, "hnorm")]
         x = self._projection @ np.concatenate(joined)
         cache = np.empty((len(next_ids), self._config.kv_lora_rank + self._config.qk_rope_head_dim), np.float32)
-        with np.errstate(over="ignore"):  # activations.swiglu says why
+        # activations.swiglu says why.
+        with np.errstate(over="ignore"):
             x += self._attention.prefill(self._normed(x, "input_layernorm"), cache)
             x += self._mlp(self._normed(x, "post_attention_layernorm"))
         return (self._head @ self._normed(x, "shared_head.norm")).T

@@ -51,7 +51,8 @@ class Rows(IterableDataset[torch.Tensor]):
             if len(ids) > self.length:
                 continue
             if filled + len(ids) > self.length:
-                row[1, filled:] = number  # the rest is padding: a document of its own, without weight
+                # The rest is padding: a document of its own, without weight.
+                row[1, filled:] = number
                 yield torch.from_numpy(row)
                 row = np.zeros((3, self.length), np.int32)
                 filled = number = 0

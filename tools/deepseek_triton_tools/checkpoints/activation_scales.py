@@ -121,7 +121,8 @@ def _scales_of_export(folder: Path) -> ActivationScales:
         )
     for name in [name for name in largest if ".w1." in name]:
         up = name.replace(".w1.", ".w3.")
-        if up in largest:  # gate and up are one product, with one input
+        # Gate and up are one product, with one input.
+        if up in largest:
             largest[name] = largest[up] = max(largest[name], largest[up])
     return ActivationScales({name: amax / np.float32(LARGEST_FP8) for name, amax in largest.items()})
 
@@ -144,7 +145,8 @@ def _rank_files(folder: Path) -> list[Path]:
     others = [path.name for rank, path in paths.items() if rank >= size]
     if others or len(paths) < size:
         missing = (f"amax_dict_rank{rank}-mp{size}.pt" for rank in range(size) if rank not in paths)
-        first = ", ".join(islice(missing, 3))  # there may be a million of them, by one name
+        # There may be a million of them, by one name.
+        first = ", ".join(islice(missing, 3))
         what = f"{len(paths) - len(others):,} of {size:,}, no {first}" if first else f"{first_names(others)} too"
         raise CheckpointError(f"{folder}: expected the files of ranks 0 to {size - 1}, found {what}; copy them all")
     return [paths[rank] for rank in sorted(paths)]

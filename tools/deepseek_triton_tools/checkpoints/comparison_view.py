@@ -191,7 +191,8 @@ def _distribution(comparison: CheckpointComparison, parts: list[str]) -> ReportP
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": part,
-                "x": [2 ** (octave + 0.5) for octave in OCTAVES],  # the middle of a bin
+                # The middle of a bin.
+                "x": [2 ** (octave + 0.5) for octave in OCTAVES],
                 "y": shares,
                 "line": {"color": series_color(number), "width": 2, "shape": "hvh"},
                 "marker": {"color": series_color(number), "size": 4},

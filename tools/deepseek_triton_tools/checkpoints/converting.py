@@ -101,7 +101,8 @@ def convert(
         _write_missing(mine, missing, output, options, on_progress, should_stop)
         records = {shard.name: record for shard in plan.shards if (record := _record(output, shard))}
         if len(records) < len(plan.shards):
-            return _is_complete(plan, output)  # another share may have ended and tidied up just now
+            # Another share may have ended and tidied up just now.
+            return _is_complete(plan, output)
         _finish(plan, output, records)
     return True
 
@@ -187,7 +188,8 @@ def _is_complete(plan: ConversionPlan, output: Path) -> bool:
         if any(output.iterdir()):
             raise CheckpointError(f"{output}: expected an empty folder, or one of a conversion that was stopped")
         return False
-    with suppress(FileNotFoundError):  # it was stopped before it had written its plan
+    # It was stopped before it had written its plan.
+    with suppress(FileNotFoundError):
         begun = json.loads((output / CONVERSION / _PLAN).read_text(encoding="utf-8"))
         if begun != _identity(plan):
             raise CheckpointError(
@@ -227,7 +229,8 @@ def _only_one(lock: Path, output: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise CheckpointError(f"{output}: another process converts into this folder; wait for it") from error
-        except OSError:  # some network file systems have no locks
+        except OSError:
+            # Some network file systems have no locks.
             _log.debug("%s: the file system has no locks", lock)
         yield
     finally:
@@ -254,7 +257,8 @@ def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]
             files[INPUT_SCALES_FILE] = FileRecord(writer.size, writer.finish())
     total = sum(tensor.num_bytes for shard in plan.shards for tensor in shard.outputs) + 4 * len(plan.input_scales)
     index = {"metadata": {"total_size": total}, "weight_map": plan.weight_map}
-    with TemporaryDirectory(dir=output / CONVERSION) as name:  # another share may end at the same time
+    # Another share may end at the same time.
+    with TemporaryDirectory(dir=output / CONVERSION) as name:
         scratch = Path(name)
         for path in companion_files(plan.source):
             shutil.copyfile(path, scratch / path.name)

@@ -112,7 +112,8 @@ def write_cut(
     :param on_progress: called with the bytes that are written so far.
     :raises ToolError: when `output` is there already, has no room, or can't be written.
     """
-    output = output.absolute()  # "." has no name
+    # "." has no name.
+    output = output.absolute()
     _check_output(cut, output)
     mine = f".{output.name}.{platform.node()}-"
     scratch = output.with_name(f"{mine}{os.getpid()}")
@@ -142,7 +143,8 @@ def _remove_leftovers(folder: Path, prefix: str) -> None:
     """Remove the folders of cuts on this machine that were killed. Their names end with the number of the process."""
     for path in list(folder.iterdir()):
         process = path.name.removeprefix(prefix)
-        is_own = process == str(os.getpid())  # the number of one that is no more
+        # The number of one that is no more.
+        is_own = process == str(os.getpid())
         if path.name.startswith(prefix) and process.isdecimal() and (is_own or not is_running(int(process))):
             shutil.rmtree(path)
 
@@ -244,7 +246,8 @@ def _wrong_experts(source: StoredTensors, config: Mapping[str, Any], options: Cu
     groups, chosen, top = (
         config_number(config, key, 1) or 1 for key in ("n_group", "topk_group", "num_experts_per_tok")
     )
-    least = max(-(-top // chosen), 1 if groups == chosen else 2)  # of a group: its score is the sum of its two best
+    # Of a group: its score is the sum of its two best.
+    least = max(-(-top // chosen), 1 if groups == chosen else 2)
     if given > whole or given % groups or given // groups < least:
         more = groups * max(least, given // groups + 1)
         yield (

@@ -117,7 +117,8 @@ def download(options: DownloadOptions, view: DownloadView, hub: Hub | None = Non
         target.lock.parent.mkdir(parents=True, exist_ok=True)
         with download_lock(target.lock, view.waits_for):
             target.claim()
-            if missing := [file for file in files if not target.is_done(file)]:  # others may have brought them
+            # Others may have brought them.
+            if missing := [file for file in files if not target.is_done(file)]:
                 received = _bring(hub, target, files, missing, options, stop, view)
             target.finish(files)
     if isinstance(target, FolderTarget) and (strays := target.strays()):
@@ -244,7 +245,8 @@ class _Workers:
         """Raise what kept files away: all of it, in one error."""
         for error in self._errors.values():
             if not isinstance(error, ToolError | OSError):
-                raise error  # a bug
+                # A bug.
+                raise error
         if self._errors:
             texts = dict.fromkeys(_text(name, error, target) for name, error in sorted(self._errors.items()))
             raise CheckpointError("; ".join(texts))
@@ -273,7 +275,8 @@ class _Workers:
                 self._num_done += 1
         except StoppedError:
             raise
-        except Exception as error:  # a bug, too, has to end the whole
+        except Exception as error:
+            # A bug, too, has to end the whole.
             self._errors[file.name] = error
             if not isinstance(error, CheckpointError) or isinstance(error, GaveUpError):
                 self._stop.set()

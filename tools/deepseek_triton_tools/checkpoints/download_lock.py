@@ -53,7 +53,8 @@ def download_lock(path: Path, on_wait: Callable[[str], object]) -> Iterator[None
     since_s = 0.0
     while not _create(path, own):
         state = _state(path)
-        if state is None:  # released meanwhile
+        # Released meanwhile.
+        if state is None:
             continue
         if state != seen:
             seen, since_s = state, time.monotonic()
@@ -82,7 +83,8 @@ def _create(path: Path, own: LockHolder) -> bool:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(json.dumps(asdict(own)))
-    except OSError:  # the disk is full; a lock without a holder would be waited for
+    except OSError:
+        # The disk is full; a lock without a holder would be waited for.
         path.unlink(missing_ok=True)
         raise
     return True
@@ -111,8 +113,10 @@ def _remove(path: Path, text: str) -> None:
         if _text(path) != text:
             return
         os.rename(path, scratch)
-        if _text(scratch) != text:  # another took it over between the two lines above
-            with suppress(OSError):  # a third has it by now, or the file system knows no links
+        # Another took it over between the two lines above.
+        if _text(scratch) != text:
+            # A third has it by now, or the file system knows no links.
+            with suppress(OSError):
                 os.link(scratch, path)
         scratch.unlink()
 
@@ -123,7 +127,8 @@ def _text(path: Path) -> str:
 
 def _touch(path: Path, ended: threading.Event) -> None:
     while not ended.wait(_TOUCH_S):
-        with suppress(OSError):  # taken away, or the storage is away: the hashes are compared anyway
+        # Taken away, or the storage is away: the hashes are compared anyway.
+        with suppress(OSError):
             os.utime(path)
 
 

@@ -147,7 +147,8 @@ class FolderTarget(DownloadTarget):
     def finish(self, files: tuple[HubFile, ...]) -> None:
         before = read_manifest(self.folder)
         known = dict(before.files) if before and before.revision == self.listing.commit else {}
-        known.pop(MANIFEST_NAME, None)  # a manifest that came with the files, as any of them
+        # A manifest that came with the files, as any of them.
+        known.pop(MANIFEST_NAME, None)
         found = {file.name: FileRecord(file.size, self._sha256(file)) for file in files}
         manifest = CheckpointManifest(self.listing.name.model, self.listing.commit, {**known, **found})
         if manifest != before:
@@ -187,7 +188,8 @@ class CacheTarget(DownloadTarget):
         return self._model / "deepseek-triton.lock"
 
     def claim(self) -> None:
-        pass  # each model has a folder of its own
+        # Each model has a folder of its own.
+        pass
 
     def path(self, file: HubFile) -> Path:
         return self._model / "blobs" / file.etag

@@ -171,7 +171,8 @@ class FileTransfer:
                             digest.update(piece)
                             length += len(piece)
                             self._count_received(len(piece))
-                            if length > farthest:  # a server without ranges could send the same part for ever
+                            # A server without ranges could send the same part for ever.
+                            if length > farthest:
                                 farthest, num_failed = length, 0
                                 self._patience.received()
                             self._rate_limit.take(len(piece))
@@ -186,7 +187,8 @@ class FileTransfer:
                     self._patience.wait(file.name, error, num_failed)
                     num_failed += 1
             opened.flush()
-            os.fsync(opened.fileno())  # the record that it is verified must not outlive its bytes
+            # The record that it is verified must not outlive its bytes.
+            os.fsync(opened.fileno())
         return digest
 
     def _hashed(self, file: HubFile, partial: Path) -> tuple[_Hash, int]:

@@ -172,9 +172,11 @@ class Hub:
             raise CheckpointError(f"{what}: HF_HUB_OFFLINE forbids to ask the hub; unset it") from error
         except _HTTP_ERROR as error:
             reason = printable_line(str(error)) or type(error).__name__
-            try:  # the storage of large files is another server than the hub
+            # The storage of large files is another server than the hub.
+            try:
                 host = error.request.url.netloc.decode()  # type: ignore[attr-defined]
-            except RuntimeError:  # there was no request yet
+            except RuntimeError:
+                # There was no request yet.
                 host = "the hub"
             raise TryAgainError(f"{host} can't be reached, or was lost: {reason}") from error
 
@@ -189,7 +191,8 @@ class Hub:
             return CheckpointError(f"{what}: the hub refuses the token: it is wrong or has expired; {_LOGIN}")
         url: Any = error.response.url
         if status == 403 and url.netloc != url.join(self.endpoint).netloc:
-            return TryAgainError("the storage refuses the link, which may have expired")  # each try gets a new one
+            # Each try gets a new one.
+            return TryAgainError("the storage refuses the link, which may have expired")
         message = printable_line(error.server_message or "")[:_MOST_TEXT]
         reason = f": {message}" if message else ""
         if status == 403:
@@ -217,7 +220,8 @@ def _can_be_name(name: str) -> bool:
     """Tell whether a file in the folder can have the name."""
     try:
         return is_inside(name) and "\0" not in name and bool(name.encode())
-    except UnicodeEncodeError:  # JSON can hold half a character
+    except UnicodeEncodeError:
+        # JSON can hold half a character.
         return False
 
 

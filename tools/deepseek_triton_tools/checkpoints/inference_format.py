@@ -78,7 +78,8 @@ def wrong_files(names: Sequence[str]) -> str | None:
     found = {name for name, part in numbers.items() if part < number and name == _file_name(part, number)}
     if others := set(names) - found:
         return f"expected the files of one conversion, found {first_names(others)} beside those for {number} GPUs"
-    if len(found) < number:  # there may be a million of them, by one name
+    # There may be a million of them, by one name.
+    if len(found) < number:
         missing = (name for part in range(number) if (name := _file_name(part, number)) not in found)
         return f"{number - len(found):,} of {number:,} files are missing: {', '.join(islice(missing, 3))}"
     return None

@@ -90,7 +90,8 @@ def describe(files: CheckpointFiles) -> CheckpointInfo:
     tensors = open_checkpoint(files.folder)
     facts, findings = read_facts(files.folder, str(files.folder))
     if tensors.num_parts and "num_hidden_layers" not in facts.config:
-        findings = []  # DeepSeek's inference format has no config.json, or one with other keys
+        # DeepSeek's inference format has no config.json, or one with other keys.
+        findings = []
     layers = {layer for name in tensors if (layer := layer_of(name)) is not None}
     configured = facts.config.get("num_hidden_layers")
     num_layers = configured if type(configured) is int else max(layers, default=-1) + 1

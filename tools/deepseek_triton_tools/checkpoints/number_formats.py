@@ -37,7 +37,8 @@ _FP8_NUMBERS: Floats = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3
 def float32_of(values: npt.NDArray[Any]) -> Floats:
     """Return the same numbers as float32."""
     if values.dtype == ml_dtypes.float8_e4m3fn:
-        return _FP8_NUMBERS[values.view(np.uint8)]  # 2.6 times faster than ml_dtypes' own conversion
+        # 2.6 times faster than ml_dtypes' own conversion.
+        return _FP8_NUMBERS[values.view(np.uint8)]
     return values.astype(np.float32, copy=False)
 
 
@@ -95,7 +96,8 @@ def quantize_int4(weight: Floats) -> tuple[Packed, Floats]:
 
 def pack_int4(values: npt.NDArray[np.int8]) -> Packed:
     """Return the bytes [rows, columns / 2] of values from -8 to 7 [rows, columns]."""
-    pairs = values.view(np.uint16)  # little-endian: the first value is the low byte
+    # Little-endian: the first value is the low byte.
+    pairs = values.view(np.uint16)
     packed: Packed = ((pairs & 0xF) | (pairs >> 4 & 0xF0)).astype(np.uint8).view(np.int8)
     return packed
 

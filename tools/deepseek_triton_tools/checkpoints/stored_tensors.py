@@ -84,7 +84,8 @@ class StoredTensor:
         """Read all rows, or the first `num_rows`, a few at a time: as many as may be in memory."""
         if not self.shape:
             yield self.read()
-        elif self.num_bytes:  # without values it may have any number of rows
+        elif self.num_bytes:
+            # Without values it may have any number of rows.
             end, step = self.shape[0] if num_rows is None else num_rows, max(1, _PIECE_BYTES // self.row_bytes)
             for begin in range(0, end, step):
                 yield self.read(begin, min(begin + step, end))

@@ -72,7 +72,8 @@ def read_torch_archive(path: Path, wanted: Callable[[str], bool]) -> dict[str, A
             return _Archive(path, archive).tensors(wanted)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError) as error:  # zipfile raises all of these
+    except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError) as error:
+        # zipfile raises all of these.
         raise CheckpointError(f"{path}: damaged: {error}; copy or calibrate it again") from error
 
 
@@ -184,7 +185,8 @@ class _Archive:
             _check_opcodes(content)
             _check_keys(content)
             return _Unpickler(io.BytesIO(content)).load()
-        except Exception as error:  # a hostile pickle may make the unpickler raise nearly anything
+        except Exception as error:
+            # A hostile pickle may make the unpickler raise nearly anything.
             raise CheckpointError(
                 f"{self._path}: expected a dictionary of tensors in data.pkl, and nothing of it was run: {error}"
             ) from error
@@ -237,7 +239,8 @@ def _check_keys(content: bytes) -> None:
 
     It follows the stack of objects, of which it knows which are text, and the places where they are kept.
     """
-    is_text: list[bool | None] = []  # None: a mark
+    # None: a mark.
+    is_text: list[bool | None] = []
     kept: dict[Any, bool | None] = {}
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name in ("BINPUT", "LONG_BINPUT"):
@@ -247,7 +250,8 @@ def _check_keys(content: bytes) -> None:
             is_text.append(kept[argument])
             continue
         taken, num_taken = is_text, len(opcode.stack_before)
-        if pickletools.markobject in opcode.stack_before:  # all objects from the last mark on are one argument
+        # All objects from the last mark on are one argument.
+        if pickletools.markobject in opcode.stack_before:
             mark = len(is_text) - 1 - is_text[::-1].index(None)
             taken, num_taken = is_text[mark + 1 :], num_taken - 2
             del is_text[mark:]

@@ -110,7 +110,8 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
         expected = {
             path.relative_to(folder).as_posix(): _Expected(checksum, None)
             for path, checksum in found_checksums.items()
-            if _listed_in(checksum) != str(path)  # what `sha256sum * > checksums.sha256` says of its own output
+            # What `sha256sum * > checksums.sha256` says of its own output.
+            if _listed_in(checksum) != str(path)
         }
     damages = _compare(folder, expected, jobs, observe)
     # A manifest of other files only, in a folder without weights, is one of `checkpoint download --include`.
@@ -177,7 +178,8 @@ def _damage_of(
 ) -> Damage | None:
     path = folder / name
     if not is_inside(name):
-        return None  # a file of checksums may list others, which are not the checkpoint's
+        # A file of checksums may list others, which are not the checkpoint's.
+        return None
     try:
         size = size_of(path)
         if size is None:

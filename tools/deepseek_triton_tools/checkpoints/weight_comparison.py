@@ -182,7 +182,8 @@ def _pairs(a: StoredTensors, b: StoredTensors, names: Sequence[str]) -> tuple[Pa
 
 
 def _in_order(num_layers: int | None, name: str) -> tuple[int, list[str]]:
-    words = [word.zfill(6) if word.isdecimal() else word for word in name.split(".")]  # numbers as numbers
+    # Numbers as numbers.
+    words = [word.zfill(6) if word.isdecimal() else word for word in name.split(".")]
     return PARTS.index(part_of(name, num_layers)), words
 
 
@@ -239,17 +240,20 @@ def _compare_layer(source: Path, other: Path, layer: int, say: Say) -> LayerComp
 
     def reader(tensors: StoredTensors) -> ReadWeight:
         def read(name: str) -> Floats:
-            say(0)  # a layer may take a minute, and this ends it when the main process was killed
+            # A layer may take a minute, and this ends it when the main process was killed.
+            say(0)
             return weight_of(tensors, name).read()
 
         return read
 
     readers = [reader(open_checkpoint(folder)) for folder in (source, other)]
     try:
-        with np.errstate(all="ignore"):  # what is not finite then is counted
+        # What is not finite then is counted.
+        with np.errstate(all="ignore"):
             tokens = random_tokens(readers[0](_norm_name(layer)), NUM_TOKENS, _SEED + layer)
             before, after = (moe_output(tokens, layer, config, read) for read in readers)
-    except (IndexError, TypeError, ValueError) as error:  # numpy raises these for shapes that don't fit each other
+    except (IndexError, TypeError, ValueError) as error:
+        # numpy raises these for shapes that don't fit each other.
         raise CheckpointError(
             f"{source}: layer {layer}: expected experts that fit the numbers in config.json: {error}; download it "
             "again, or leave the layer out (--layers)"
@@ -308,8 +312,10 @@ def _routed(
     choice = scores + bias
     num_groups, num_kept = config.get("n_group") or 1, config.get("topk_group") or 1
     if num_kept < num_groups:
-        groups = choice.reshape(len(tokens), num_groups, -1)  # a view
-        of_groups = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)  # the two best of each
+        # A view.
+        groups = choice.reshape(len(tokens), num_groups, -1)
+        # The two best of each.
+        of_groups = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
         dropped = np.argsort(of_groups, axis=1)[:, : num_groups - num_kept]
         groups[np.arange(len(tokens))[:, None], dropped] = -np.inf
     experts = np.argsort(choice, axis=1)[:, -config["num_experts_per_tok"] :]
@@ -321,7 +327,8 @@ def _routed(
 
 def _mlp(tokens: Floats, prefix: str, read: ReadWeight) -> Floats:
     gate = tokens @ read(f"{prefix}.gate_proj.weight").T
-    gate /= 1 + np.exp(-gate)  # SiLU
+    # SiLU.
+    gate /= 1 + np.exp(-gate)
     gate *= tokens @ read(f"{prefix}.up_proj.weight").T
     output: Floats = gate @ read(f"{prefix}.down_proj.weight").T
     return output

@@ -114,14 +114,16 @@ def _by_octave(ratios: Floats, num_zeros: int) -> npt.NDArray[np.int64]:
     return np.bincount(bins, by_exponent, len(OCTAVES)).astype(np.int64)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what is not finite is counted
+# What is not finite is counted.
+@np.errstate(over="ignore", invalid="ignore")
 def compare_weights(a: StoredWeight, b: StoredWeight) -> ErrorSums:
     """Sum up how `b` differs from `a`, a few rows at a time. Both have the same shape.
 
     :raises CheckpointError: when one can't be read.
     """
     sums = ErrorSums()
-    if 0 in a.shape:  # it may have any number of rows
+    # It may have any number of rows.
+    if 0 in a.shape:
         return sums
     if len(a.shape) != 2:
         sums.add(a.read().ravel(), b.read().ravel())

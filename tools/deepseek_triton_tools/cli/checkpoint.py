@@ -236,7 +236,8 @@ def _compare(args: argparse.Namespace) -> int:
             print_json(comparison_document(comparison, args.source, args.other))
         else:
             show_comparison(comparison)
-    if args.report is not None:  # after the figures, which would be lost when this fails
+    # After the figures, which would be lost when this fails.
+    if args.report is not None:
         write_comparison(args.report, comparison, args.source, args.other)
     return 0
 

@@ -23,7 +23,8 @@ from deepseek_triton_tools.terminal.output_streams import to_reader
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
-if TYPE_CHECKING:  # the hub's library takes longer than the rest of --help
+# The hub's library takes longer than the rest of --help.
+if TYPE_CHECKING:
     from deepseek_triton_tools.checkpoints.download import DownloadProgress
     from deepseek_triton_tools.repository.hub_cache import HubName
 

@@ -270,7 +270,8 @@ def _weight_file(path: Path) -> WeightFile | None:
     """None for a file that is missing, can't be accessed or is no regular file; `find_damage` reports it."""
     try:
         status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: the index holds a name that no file can have
+    except (OSError, ValueError):
+        # ValueError: the index holds a name that no file can have.
         return None
     return WeightFile(path=path, size=status.st_size) if stat.S_ISREG(status.st_mode) else None
 
@@ -284,7 +285,8 @@ def find_damage(checkpoint: CheckpointFiles, on_file: Callable[[Path], None] = l
     """
     folder = checkpoint.folder
     for finding in check_weights(folder, str(folder), only_indexed=checkpoint.only_indexed, on_file=on_file):
-        if finding.code == MISSING_SHARD.code:  # what is known about the download explains it
+        # What is known about the download explains it.
+        if finding.code == MISSING_SHARD.code:
             fix = f"finish the download: {checkpoint.download}" if checkpoint.download else finding.fix
             finding = replace(finding, message=finding.message + _unfinished(folder), fix=fix)
         yield finding

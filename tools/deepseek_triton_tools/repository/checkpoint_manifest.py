@@ -88,7 +88,8 @@ def read_manifest(folder: Path) -> CheckpointManifest | None:
         raise CheckpointError(f"{path}: can't be read: {error.strerror}") from error
     try:
         return _parsed(json.loads(content or b""))
-    except (ValueError, RecursionError) as error:  # deeply nested JSON
+    except (ValueError, RecursionError) as error:
+        # Deeply nested JSON.
         raise CheckpointError(
             f"{path}: expected a manifest ({SCHEMA}): {error}; remove it, and download again"
         ) from error

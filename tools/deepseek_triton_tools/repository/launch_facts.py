@@ -165,7 +165,8 @@ def _problem(source: str, folder: Path) -> str | None:
     written = "launch runs what deepseek-triton build writes: deepseek-triton build VARIANT --gpu GPU --output DIR"
     if not source.strip():
         return "the repository's name is empty: is a variable not set?"
-    if not os.path.isdir(folder):  # pathlib's is_dir raises an error for a name that is too long
+    # pathlib's is_dir raises an error for a name that is too long.
+    if not os.path.isdir(folder):
         return f"{safe_name(source)} is no folder; {written}"
     if not os.listdir(folder):
         return f"{safe_name(source)} is empty; {written}"
