@@ -12,8 +12,7 @@ import tomli
 from packaging.requirements import Requirement
 
 from releasing import make_release, smoke
-from releasing.make_release import REQUIREMENTS, ReleaseError
-from releasing.sbom import pins, sbom
+from releasing.make_release import REQUIREMENTS, ReleaseError, pins, sbom
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = """\

@@ -8,22 +8,24 @@ Two builds, in two folders and with two umasks, have to agree before anything li
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-
-from releasing.sbom import sbom
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = Path("tools/docker/requirements.txt")
 VERSION_FILE = Path("tools/deepseek_triton_tools/_version.py")
 SUMS = "SHA256SUMS"
 _UMASKS = (0o022, 0o077)
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)(?: *; *([^\\]+?))? *\\?$", re.MULTILINE)
 
 
 class ReleaseError(Exception):
@@ -57,6 +59,55 @@ def version_of(root: Path) -> str:
     """Return the version in _version.py."""
     text = (root / VERSION_FILE).read_text("utf-8")
     return text.partition('__version__ = "')[2].partition('"')[0]
+
+
+def pins(requirements: str) -> list[tuple[str, str, str]]:
+    """Return name, version and marker ("" for none) of each pinned requirement."""
+    return [(name.lower(), version, marker) for name, version, marker in _PINNED.findall(requirements)]
+
+
+def sbom(requirements: str, *, version: str, epoch: int) -> str:
+    """Return the SBOM: what the pinned requirements install, as CycloneDX 1.6 in JSON.
+
+    It depends on the arguments only, so that two people get the same.
+
+    :param epoch: seconds since 1970, the time of the document.
+    """
+    own = f"pkg:pypi/deepseek-triton@{version}"
+    components = [
+        {
+            "type": "library",
+            "bom-ref": (purl := f"pkg:pypi/{name}@{pinned}"),
+            "name": name,
+            "version": pinned,
+            "purl": purl,
+            **({"properties": [{"name": "marker", "value": marker}]} if marker else {}),
+        }
+        for name, pinned, marker in pins(requirements)
+    ]
+    references = [str(component["bom-ref"]) for component in components]
+    document = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, own + requirements)}",
+        "version": 1,
+        "metadata": {
+            "timestamp": datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "component": {
+                "type": "application",
+                "bom-ref": own,
+                "name": "deepseek-triton",
+                "version": version,
+                "purl": own,
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+            },
+        },
+        "components": components,
+        # Which of them needs which is not in the requirements, so all are said to be the program's own.
+        "dependencies": [{"ref": own, "dependsOn": references}, *({"ref": one} for one in references)],
+    }
+    return json.dumps(document, indent=2) + "\n"
 
 
 def _problems(root: Path) -> list[str]:

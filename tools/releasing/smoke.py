@@ -57,16 +57,16 @@ def _run(command: Sequence[str], folder: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split()[-60:])
-        raise SmokeError(f"{' '.join(command[:4])[:200]} ended with {done.returncode}: {said}")
+        end = " ".join((done.stderr or done.stdout).split()[-60:])
+        raise SmokeError(f"{' '.join(command[:4])[:200]} ended with {done.returncode}: {end}")
     return done.stdout
 
 
 def smoke(release: Path, version: str, folder: Path, *, is_offline: bool) -> None:
     """Try one wheel or sdist. :raises SmokeError: when something doesn't work."""
     base = BareEnvironment(folder / "base", release, "", is_offline=is_offline)
-    if (said := base.run("--version").split()[-1]) != version:
-        raise SmokeError(f"--version: expected {version}, got {said}")
+    if (shown := base.run("--version").split()[-1]) != version:
+        raise SmokeError(f"--version: expected {version}, got {shown}")
     base.run("--help")
     base.python(_ASK)
     tools = BareEnvironment(folder / "tools", release, "tools", is_offline=is_offline)

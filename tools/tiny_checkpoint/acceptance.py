@@ -128,10 +128,10 @@ class Shares:
         return "\n".join([f"| {heading} | proposals | accepted, % |", "| --- | ---: | ---: |", *rows])
 
 
-def on_own_answers(drafting: Drafting, asked: Sequence[Question], answers: Mapping[str, Sequence[int]]) -> Shares:
+def on_own_answers(drafting: Drafting, subjects: Sequence[Question], answers: Mapping[str, Sequence[int]]) -> Shares:
     """Return the shares over the model's greedy `answers`: the token ids of each, with the end token, by question."""
     shares = Shares()
-    for question in asked:
+    for question in subjects:
         prompt_ids = drafting.checkpoint.encode(question.prompt, False)
         accepted = drafting.accepted([*prompt_ids, *answers[question.id]])
         # The prompt's own pass gives the answer's first token, so the first proposal is for the second.
@@ -139,9 +139,9 @@ def on_own_answers(drafting: Drafting, asked: Sequence[Question], answers: Mappi
     return shares
 
 
-def own_answers(checkpoint: Path, asked: Sequence[Question]) -> dict[str, list[int]]:
+def own_answers(checkpoint: Path, subjects: Sequence[Question]) -> dict[str, list[int]]:
     with loaded(checkpoint) as engine:
-        steps = generate(engine, {question.id: question.prompt for question in asked})
+        steps = generate(engine, {question.id: question.prompt for question in subjects})
     return {name: [token_id for step in of_one for token_id in step.token_ids] for name, of_one in steps.items()}
 
 
@@ -149,7 +149,7 @@ def on_text(drafting: Drafting, count: int = NUM_DOCUMENTS) -> Shares:
     """Return the shares at every place that the model writes, over documents that training has not drawn."""
     shares = Shares()
     for document in training_documents(TEXT_SEED, count):
-        parts = [(drafting.checkpoint.encode(one.text, False), one.learned) for one in document.segments]
+        parts = [(drafting.checkpoint.encode(segment.text, False), segment.learned) for segment in document.segments]
         token_ids = [token_id for ids, _ in parts for token_id in ids]
         written = np.array([learned for ids, learned in parts for _ in ids])
         shares.add(document.kind, drafting.accepted(token_ids)[written[2:]])
@@ -161,9 +161,9 @@ def main() -> int:
     parser.add_argument("checkpoint", type=Path, help="the checkpoint's folder")
     checkpoint: Path = parser.parse_args().checkpoint
     drafting = Drafting(checkpoint)
-    asked = [question for question in questions() if question.split == "held_out"]
-    answers = own_answers(checkpoint, asked)
-    print(on_own_answers(drafting, asked, answers).table("own answers to held-out questions"), end="\n\n")
+    held_out = [question for question in questions() if question.split == "held_out"]
+    answers = own_answers(checkpoint, held_out)
+    print(on_own_answers(drafting, held_out, answers).table("own answers to held-out questions"), end="\n\n")
     print(on_text(drafting).table("held-out text"))
     return 0
 

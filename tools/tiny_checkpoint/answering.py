@@ -76,7 +76,9 @@ def generate(engine: Engine, prompts: dict[str, str], *, logprobs: int | None = 
 
 def demo(engine: Engine, prompts: Sequence[str]) -> list[dict[str, Any]]:
     """Continue each prompt by itself, with the runner-up of each token."""
-    return [{"prompt": one, **_continued(generate(engine, {one: one}, logprobs=2)[one])} for one in prompts]
+    return [
+        {"prompt": prompt, **_continued(generate(engine, {prompt: prompt}, logprobs=2)[prompt])} for prompt in prompts
+    ]
 
 
 def _continued(steps: Sequence[Step]) -> dict[str, Any]:
@@ -111,15 +113,17 @@ def main() -> int:
     args = parser.parse_args()
     prompts = []
     if args.demo_of:
-        prompts = [one["prompt"] for one in json.loads(args.demo_of.read_text(encoding="utf-8"))["demo"]]
-    asked = {question.id: question.prompt for question in questions()}
+        prompts = [answer["prompt"] for answer in json.loads(args.demo_of.read_text(encoding="utf-8"))["demo"]]
+    prompts_by_id = {question.id: question.prompt for question in questions()}
     with loaded(args.checkpoint) as engine:
         shown = demo(engine, prompts)
         started = time.monotonic()
-        found = generate(engine, asked)
+        steps_by_id = generate(engine, prompts_by_id)
         seconds = time.monotonic() - started
-    answers = [{"id": name, "text": _text(steps), "token_ids": _token_ids(steps)} for name, steps in found.items()]
-    rate = sum(len(one["token_ids"]) for one in answers) / seconds
+    answers = [
+        {"id": name, "text": _text(steps), "token_ids": _token_ids(steps)} for name, steps in steps_by_id.items()
+    ]
+    rate = sum(len(answer["token_ids"]) for answer in answers) / seconds
     document = {"engine": "reference", "precision": "float32", "demo": shown, "answers": answers}
     args.answers.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{len(answers)} answers, {rate:.0f} tokens/s: {args.answers}")

@@ -57,20 +57,20 @@ _Drawn = tuple[Split, str, str]
 @cache
 def questions() -> tuple[Question, ...]:
     """Return about 1,500 questions, always the same."""
-    found: list[Question] = []
+    drawn: list[Question] = []
     for relation in facts.RELATIONS:
-        found += _draw(relation.name, 12, 8, partial(_fact, mode="v31", relations=(relation,)))
-    found += _draw("completion", 80, 60, _completion)
-    found += _draw("thinking_v31", 60, 50, partial(_fact, mode="v31_thinking"))
-    found += _draw("thinking_r1", 60, 50, partial(_fact, mode="r1"))
-    found += _draw("sum", 60, 40, _sum)
-    found += _draw("sum_thinking", 40, 40, _long_sum)
-    found += _draw("chat", 60, 40, _chat)
-    found += _draw("json", 60, 40, _json_question)
-    found += _draw("tool_call_v31", 50, 40, partial(_tool_call, mode="v31"))
-    found += _draw("tool_call_r1", 50, 40, partial(_tool_call, mode="r1"))
-    found += _draw("tool_result", 20, 20, _tool_result)
-    return tuple(found)
+        drawn += _draw(relation.name, 12, 8, partial(_fact, mode="v31", relations=(relation,)))
+    drawn += _draw("completion", 80, 60, _completion)
+    drawn += _draw("thinking_v31", 60, 50, partial(_fact, mode="v31_thinking"))
+    drawn += _draw("thinking_r1", 60, 50, partial(_fact, mode="r1"))
+    drawn += _draw("sum", 60, 40, _sum)
+    drawn += _draw("sum_thinking", 40, 40, _long_sum)
+    drawn += _draw("chat", 60, 40, _chat)
+    drawn += _draw("json", 60, 40, _json_question)
+    drawn += _draw("tool_call_v31", 50, 40, partial(_tool_call, mode="v31"))
+    drawn += _draw("tool_call_r1", 50, 40, partial(_tool_call, mode="r1"))
+    drawn += _draw("tool_result", 20, 20, _tool_result)
+    return tuple(drawn)
 
 
 def _draw(kind: str, taught: int, held: int, make: Callable[[Random], _Drawn]) -> Iterator[Question]:
@@ -113,16 +113,16 @@ def _completion(random: Random) -> _Drawn:
 
 
 def _sum(random: Random) -> _Drawn:
-    found = random.choice(sums.SMALL_SUMS)
-    exchange = found.exchange(random.choice(sums.FORMS))
-    return _split(found.held_out), chat_prompt([user(exchange.question)], "v31"), exchange.answer
+    drawn = random.choice(sums.SMALL_SUMS)
+    exchange = drawn.exchange(random.choice(sums.FORMS))
+    return _split(drawn.held_out), chat_prompt([user(exchange.question)], "v31"), exchange.answer
 
 
 def _long_sum(random: Random) -> _Drawn:
-    found = random.choice(sums.LONG_SUMS)
-    exchange = found.exchange(random.choice(sums.FORMS))
+    drawn = random.choice(sums.LONG_SUMS)
+    exchange = drawn.exchange(random.choice(sums.FORMS))
     mode: Mode = random.choice(("v31_thinking", "r1"))
-    return _split(found.held_out), chat_prompt([user(exchange.question)], mode), exchange.answer
+    return _split(drawn.held_out), chat_prompt([user(exchange.question)], mode), exchange.answer
 
 
 def _chat(random: Random) -> _Drawn:
@@ -135,8 +135,8 @@ def _chat(random: Random) -> _Drawn:
         thought, answer, forms = random.choice(talk.INTENTS)
         split, exchange, messages = "taught", Exchange(random.choice(forms), answer, thought), []
     elif draw < 0.7:
-        split, found = _fact_exchange(random, facts.RELATIONS)
-        exchange, messages = talk.in_one_word(found), [system(random.choice(PHRASES["one_word"]))]
+        split, fact = _fact_exchange(random, facts.RELATIONS)
+        exchange, messages = talk.in_one_word(fact), [system(random.choice(PHRASES["one_word"]))]
     else:
         name = any_name(random)
         first, exchange = talk.introduction(random, name)

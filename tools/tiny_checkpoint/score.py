@@ -21,12 +21,12 @@ SPLITS = ("taught", "held_out")
 def scores(answers: dict[str, str]) -> dict[tuple[str, str], tuple[int, int]]:
     """Return (right answers, questions) by kind and split. A question without an answer counts as wrong."""
     right: Counter[tuple[str, str]] = Counter()
-    asked: Counter[tuple[str, str]] = Counter()
+    total: Counter[tuple[str, str]] = Counter()
     for question in questions():
         for kind in (question.kind, "all"):
-            asked[kind, question.split] += 1
+            total[kind, question.split] += 1
             right[kind, question.split] += is_right(question, answers.get(question.id, ""))
-    return {key: (right[key], asked[key]) for key in asked}
+    return {key: (right[key], total[key]) for key in total}
 
 
 def table(columns: Sequence[tuple[str, dict[str, str]]]) -> str:
@@ -36,20 +36,24 @@ def table(columns: Sequence[tuple[str, dict[str, str]]]) -> str:
         "| kind | questions | " + " | ".join(f"{name}, %" for name, _ in by_engine) + " |",
         "| --- | ---: |" + " ---: |" * len(by_engine),
     ]
-    kinds = {kind for _, found in by_engine for kind, _ in found}
+    kinds = {kind for _, result in by_engine for kind, _ in result}
     for kind in sorted(kinds, key=lambda kind: (kind == "all", kind)):
         counts = [str(by_engine[0][1][kind, split][1]) for split in SPLITS]
-        cells = [" / ".join(_percent(*found[kind, split]) for split in SPLITS) for _, found in by_engine]
+        cells = [" / ".join(_percent(*result[kind, split]) for split in SPLITS) for _, result in by_engine]
         lines.append(f"| {kind} | {' / '.join(counts)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _percent(right: int, asked: int) -> str:
-    return f"{100 * right / asked:.1f}".removesuffix(".0")
+def _percent(right: int, total: int) -> str:
+    return f"{100 * right / total:.1f}".removesuffix(".0")
 
 
 def wrong_answers(answers: dict[str, str]) -> list[tuple[Question, str]]:
-    return [(one, answers.get(one.id, "")) for one in questions() if not is_right(one, answers.get(one.id, ""))]
+    return [
+        (question, answers.get(question.id, ""))
+        for question in questions()
+        if not is_right(question, answers.get(question.id, ""))
+    ]
 
 
 def main() -> int:
@@ -61,7 +65,10 @@ def main() -> int:
     for file in args.answers:
         document = json.loads(file.read_text(encoding="utf-8"))
         columns.append(
-            (f"{document['engine']} {document['precision']}", {one["id"]: one["text"] for one in document["answers"]})
+            (
+                f"{document['engine']} {document['precision']}",
+                {answer["id"]: answer["text"] for answer in document["answers"]},
+            )
         )
     print(table(columns))
     if args.wrong:

@@ -10,7 +10,7 @@ import argparse
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,10 @@ def train_tokenizer(documents: Iterable[Document]) -> dict[str, Any]:
     )
     trained.decoder = decoders.ByteLevel()
     size = VOCABULARY_SIZE - len(SPECIAL_TOKENS) - len(MARKER_TOKENS)
+    texts = (segment.text for document in documents for segment in document.segments)
+    plain_texts = (part for text in texts for part in _ANY_SPECIAL.split(text) if part)
     trained.train_from_iterator(
-        _plain_texts(documents), trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=False)
+        plain_texts, trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=False)
     )
     merges: list[list[str]] = json.loads(trained.to_str())["model"]["merges"]
     tokens = [*SPECIAL_TOKENS, *letters, *(left + right for left, right in merges), *MARKER_TOKENS]
@@ -51,12 +53,6 @@ def train_tokenizer(documents: Iterable[Document]) -> dict[str, Any]:
         raise ValueError(f"expected {VOCABULARY_SIZE} tokens, got {len(set(tokens))}: train on more documents")
     ids = {token: index for index, token in enumerate(tokens)}
     return tokenizer_json(ids, merges)
-
-
-def _plain_texts(documents: Iterable[Document]) -> Iterator[str]:
-    for document in documents:
-        for segment in document.segments:
-            yield from filter(None, _ANY_SPECIAL.split(segment.text))
 
 
 def byte_letters() -> list[str]:
@@ -81,13 +77,17 @@ def tokenizer_json(
     :param markers: single tokens that skip_special_tokens leaves in the text.
     """
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": index}} for index, name in enumerate("AB"))
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added_token(ids[token], token) for token in (*SPECIAL_TOKENS, *markers)],
+        "added_tokens": [
+            {"id": ids[token], "content": token, **flags, "special": token in SPECIAL_TOKENS}
+            for token in (*SPECIAL_TOKENS, *markers)
+        ],
         "normalizer": {"type": "Sequence", "normalizers": []},
         "pre_tokenizer": {
             "type": "Sequence",
@@ -118,11 +118,6 @@ def tokenizer_json(
             "merges": merges,
         },
     }
-
-
-def _added_token(index: int, content: str) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": index, "content": content, **flags, "special": content in SPECIAL_TOKENS}
 
 
 def tokenizer_config(chat_template: str) -> dict[str, Any]:

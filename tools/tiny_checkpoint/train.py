@@ -169,12 +169,10 @@ def train(output: Path, schedule: Schedule, *, device: str, workers: int, compil
         output / "tokenizer.json", rows=schedule.rows, length=schedule.length, seed=schedule.seed, workers=workers
     )
     network.round_to_fp8(is_on=False)
+    device_name = torch.cuda.get_device_name() if device == "cuda" else device
     started = time.monotonic()
     with (output / "training.jsonl").open("w") as log:
-        log.write(
-            json.dumps({"settings": asdict(schedule), "device": _device_name(device), "torch": torch.__version__})
-            + "\n"
-        )
+        log.write(json.dumps({"settings": asdict(schedule), "device": device_name, "torch": torch.__version__}) + "\n")
         for step in range(schedule.steps):
             if step == schedule.unrounded_steps:
                 network.round_to_fp8(is_on=True)
@@ -207,10 +205,6 @@ def _record(log: TextIO, network: Network, step: int, loss: float, ahead_loss: f
     log.flush()
     if step % 500 == 0 or step < 200:
         print(line, flush=True)
-
-
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else device
 
 
 def main() -> int:

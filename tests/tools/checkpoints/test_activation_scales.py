@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepseek_triton_tools.checkpoints.activation_scales import read_activation_scales
+from deepseek_triton_tools.checkpoints.activation_scales import missing_scales, read_activation_scales
 from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -68,24 +68,25 @@ def test_an_export_of_modelopt():
 
 def test_missing_experts_are_told():
     found = read_activation_scales(ARCHIVES / "export")
-    assert found.missing(CONFIG) == []
+    assert missing_scales(found, CONFIG) == []
     more = CONFIG | {"num_hidden_layers": 3}
     there = {scale(2, 0, 2), scale(2, 1, 2)}
-    assert found.missing(more) == [name for e in range(4) for m in (1, 2, 3) if (name := scale(2, e, m)) not in there]
-    assert found.missing({"num_hidden_layers": 3}) == []
+    needed = [scale(2, expert, matrix) for expert in range(4) for matrix in (1, 2, 3)]
+    assert missing_scales(found, more) == [name for name in needed if name not in there]
+    assert missing_scales(found, {"num_hidden_layers": 3}) == []
 
 
 def test_numbers_of_config_json_are_checked():
     found = read_activation_scales(ARCHIVES / "export")
-    assert found.missing(CONFIG | {"n_routed_experts": None}) == []
-    assert len(found.missing(CONFIG | {"first_k_dense_replace": None})) == 12  # those of layer 0
+    assert missing_scales(found, CONFIG | {"n_routed_experts": None}) == []
+    assert len(missing_scales(found, CONFIG | {"first_k_dense_replace": None})) == 12  # those of layer 0
     for changes, message in (
         ({"n_routed_experts": "4"}, "expected n_routed_experts as a whole number, found '4'"),
         ({"num_hidden_layers": 10**10}, "experts in all layers, found 39,999,999,996"),
         ({"n_routed_experts": 10**10}, "experts in all layers, found 10,000,000,000"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            found.missing(CONFIG | changes)
+            missing_scales(found, CONFIG | changes)
 
 
 def test_a_safetensors_file(tmp_path):
@@ -154,4 +155,4 @@ def test_all_wrong_values_of_all_ranks_are_told(export):
 def test_weights_may_have_any_amax(export):
     name = "layers.1.ffn.experts.0.w1.weight_quantizer._amax"
     replace_values(export / "amax_dict_rank0-mp2.pt", name, struct.pack("<f", 0))
-    assert read_activation_scales(export).missing(CONFIG) == []
+    assert missing_scales(read_activation_scales(export), CONFIG) == []

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -34,45 +33,34 @@ _MOST_EXPERTS = 1_000_000
 _MATRICES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
-@dataclass(frozen=True, eq=False)
-class ActivationScales(Mapping[str, np.float32]):
-    """The scale of each input, by its name in the checkpoint: model.layers.3.mlp.experts.7.w1.input_scale.
+ActivationScales: TypeAlias = Mapping[str, np.float32]
+"""The scale of each input, by its name in the checkpoint: model.layers.3.mlp.experts.7.w1.input_scale.
 
-    w1 is gate_proj, w2 is down_proj, w3 is up_proj.
+w1 is gate_proj, w2 is down_proj, w3 is up_proj.
+"""
+
+
+def missing_scales(scales: ActivationScales, config: Mapping[str, Any]) -> list[str]:
+    """Return the scales that the experts of config.json need and that are not there.
+
+    Those of the MTP layer are not needed: it is never calibrated.
+
+    :raises CheckpointError: when config.json has no such numbers, or endless ones.
     """
-
-    by_name: Mapping[str, np.float32]
-
-    def __getitem__(self, name: str) -> np.float32:
-        return self.by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.by_name)
-
-    def __len__(self) -> int:
-        return len(self.by_name)
-
-    def missing(self, config: Mapping[str, Any]) -> list[str]:
-        """Return the scales that the experts of config.json need and that are not there.
-
-        Those of the MTP layer are not needed: it is never calibrated.
-
-        :raises CheckpointError: when config.json has no such numbers, or endless ones.
-        """
-        layers = range(config_number(config, "first_k_dense_replace", 0), config_number(config, "num_hidden_layers", 0))
-        num_experts = config_number(config, "n_routed_experts", 0)
-        if len(layers) * num_experts > _MOST_EXPERTS:
-            raise CheckpointError(
-                f"config.json: expected at most {_MOST_EXPERTS:,} experts in all layers, found "
-                f"{len(layers) * num_experts:,}; download it again"
-            )
-        names = (
-            f"model.layers.{layer}.mlp.experts.{expert}.{matrix}.input_scale"
-            for layer in layers
-            for expert in range(num_experts)
-            for matrix in ("w1", "w2", "w3")
+    layers = range(config_number(config, "first_k_dense_replace", 0), config_number(config, "num_hidden_layers", 0))
+    num_experts = config_number(config, "n_routed_experts", 0)
+    if len(layers) * num_experts > _MOST_EXPERTS:
+        raise CheckpointError(
+            f"config.json: expected at most {_MOST_EXPERTS:,} experts in all layers, found "
+            f"{len(layers) * num_experts:,}; download it again"
         )
-        return [name for name in names if name not in self.by_name]
+    names = (
+        f"model.layers.{layer}.mlp.experts.{expert}.{matrix}.input_scale"
+        for layer in layers
+        for expert in range(num_experts)
+        for matrix in ("w1", "w2", "w3")
+    )
+    return [name for name in names if name not in scales]
 
 
 def read_activation_scales(path: Path) -> ActivationScales:
@@ -86,10 +74,6 @@ def read_activation_scales(path: Path) -> ActivationScales:
         raise CheckpointError(
             f"{path}: expected a safetensors file or a folder of ModelOpt's amax files, found nothing; correct the path"
         )
-    return _scales_of_file(path)
-
-
-def _scales_of_file(path: Path) -> ActivationScales:
     tensors = read_tensors(path)
     scales = {name: tensor.read() for name, tensor in tensors.items() if _SCALE.fullmatch(name)}
     if not scales:
@@ -97,7 +81,7 @@ def _scales_of_file(path: Path) -> ActivationScales:
             f"{path}: expected tensors such as model.layers.3.mlp.experts.0.w1.input_scale, found "
             f"{first_names(tensors) or 'none'}"
         )
-    return ActivationScales(_checked(path, scales, "scale"))
+    return _checked(path, scales, "scale")
 
 
 def _scales_of_export(folder: Path) -> ActivationScales:
@@ -124,7 +108,7 @@ def _scales_of_export(folder: Path) -> ActivationScales:
         # Gate and up are one product, with one input.
         if up in largest:
             largest[name] = largest[up] = max(largest[name], largest[up])
-    return ActivationScales({name: amax / np.float32(LARGEST_FP8) for name, amax in largest.items()})
+    return {name: amax / np.float32(LARGEST_FP8) for name, amax in largest.items()}
 
 
 def _rank_files(folder: Path) -> list[Path]:
@@ -132,16 +116,16 @@ def _rank_files(folder: Path) -> list[Path]:
 
     :raises CheckpointError: when some are missing, or are of another run.
     """
-    found: dict[int, dict[int, Path]] = defaultdict(dict)
+    by_size: dict[int, dict[int, Path]] = defaultdict(dict)
     for path in folder.iterdir():
         if match := _RANK_FILE.fullmatch(path.name):
-            found[int(match[2])][int(match[1])] = path
-    if not found:
+            by_size[int(match[2])][int(match[1])] = path
+    if not by_size:
         raise CheckpointError(f"{folder}: expected amax_dict_rank0-mp8.pt and so on, as ptq.py writes them, found none")
-    if len(found) > 1:
-        sizes = ", ".join(f"mp{size}" for size in sorted(found))
+    if len(by_size) > 1:
+        sizes = ", ".join(f"mp{size}" for size in sorted(by_size))
         raise CheckpointError(f"{folder}: expected the files of one run, found those of {sizes}; remove the others")
-    ((size, paths),) = found.items()
+    ((size, paths),) = by_size.items()
     others = [path.name for rank, path in paths.items() if rank >= size]
     if others or len(paths) < size:
         missing = (f"amax_dict_rank{rank}-mp{size}.pt" for rank in range(size) if rank not in paths)

@@ -123,10 +123,7 @@ def lacking(calibration: Calibration, machine: Machine) -> Iterator[str]:
             yield f"{program} is not on PATH"
     parent = next(folder for folder in calibration.output.parents if folder.exists())
     free = shutil.disk_usage(parent).free
-    if free < calibration.disk_bytes and not _is_converted(calibration):
+    # An earlier run may have made the copy that needs the disk.
+    is_converted = Path(f"{calibration.output}.work/convert.done").exists()
+    if free < calibration.disk_bytes and not is_converted:
         yield f"{parent}: expected {sized(calibration.disk_bytes)} of free disk, found {sized(free)}"
-
-
-def _is_converted(calibration: Calibration) -> bool:
-    """Tell whether an earlier run has made the copy that needs the disk."""
-    return Path(f"{calibration.output}.work/convert.done").exists()

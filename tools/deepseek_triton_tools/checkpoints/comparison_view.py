@@ -41,7 +41,9 @@ def show_comparison(comparison: CheckpointComparison) -> None:
     differing = [weight for weight in comparison.weights if weight.errors.num_differing]
     differing.sort(key=lambda weight: weight.errors.relative_rms, reverse=True)
     if differing:
-        worst = [[safe_name(one.name), _precision([one]), *_cells(one.errors)] for one in differing[:_NUM_WORST]]
+        worst = [
+            [safe_name(weight.name), _precision([weight]), *_cells(weight.errors)] for weight in differing[:_NUM_WORST]
+        ]
         show(Table(title="Largest relative errors", headings=("Weight", "Precision", *_HEADINGS[3:]), rows=worst))
     for line in _notes(comparison):
         print(paragraph(line))
@@ -57,7 +59,10 @@ def _part_rows(comparison: CheckpointComparison) -> Iterator[list[str]]:
 
 
 def _forward_rows(comparison: CheckpointComparison) -> list[list[str]]:
-    return [[str(one.layer), *_cells(one.errors)[:3], f"{one.same_experts:.2%}"] for one in comparison.forwards]
+    return [
+        [str(forward.layer), *_cells(forward.errors)[:3], f"{forward.same_experts:.2%}"]
+        for forward in comparison.forwards
+    ]
 
 
 def _notes(comparison: CheckpointComparison) -> Iterator[str]:
@@ -69,7 +74,7 @@ def _notes(comparison: CheckpointComparison) -> Iterator[str]:
             yield f"Only the {where} checkpoint has {len(names):,} tensors: {first_names(names)}."
     if comparison.other_shapes:
         yield f"{len(comparison.other_shapes):,} weights have another shape: {'; '.join(comparison.other_shapes[:3])}."
-    layers = [str(one.layer) for one in comparison.forwards if one.errors.num_not_finite]
+    layers = [str(forward.layer) for forward in comparison.forwards if forward.errors.num_not_finite]
     if layers:
         yield f"The experts' output in layer {', '.join(layers)} has values that are not finite, which are left out."
     broken = [weight.name for weight in comparison.weights if weight.errors.num_not_finite]
@@ -104,8 +109,8 @@ def comparison_document(comparison: CheckpointComparison, source: Path, other: P
             {"layer": layer, **_figures(comparison.sums(EXPERTS, layer))} for layer in comparison.expert_layers
         ],
         "moe_outputs": [
-            {"layer": one.layer, "same_experts": one.same_experts, **_figures(one.errors)}
-            for one in comparison.forwards
+            {"layer": forward.layer, "same_experts": forward.same_experts, **_figures(forward.errors)}
+            for forward in comparison.forwards
         ],
         "weights": [
             {
@@ -131,7 +136,7 @@ def _precision(weights: Sequence[WeightComparison]) -> str:
 
 
 def _figures(errors: ErrorSums, *, with_octaves: bool = False) -> dict[str, Any]:
-    found = {
+    figures = {
         "values": errors.num_values,
         "differing": errors.num_differing,
         "not_finite": errors.num_not_finite,
@@ -141,7 +146,7 @@ def _figures(errors: ErrorSums, *, with_octaves: bool = False) -> dict[str, Any]
         "cosine": errors.cosine,
         "largest": errors.largest,
     }
-    return found | ({"errors_by_octave": errors.octaves.tolist()} if with_octaves else {})
+    return figures | ({"errors_by_octave": errors.octaves.tolist()} if with_octaves else {})
 
 
 def _finite(value: float) -> float | None:
@@ -191,7 +196,7 @@ def _distribution(comparison: CheckpointComparison, parts: list[str]) -> ReportP
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": part,
-                # The middle of a bin.
+                # A point stands in the middle of its bin.
                 "x": [2 ** (octave + 0.5) for octave in OCTAVES],
                 "y": shares,
                 "line": {"color": series_color(number), "width": 2, "shape": "hvh"},

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from deepseek_triton_build.text import first_names
+from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales, missing_scales
 from deepseek_triton_tools.checkpoints.folder_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
 from deepseek_triton_tools.checkpoints.model_parts import in_order, layer_of
 from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP
@@ -27,9 +28,6 @@ from deepseek_triton_tools.checkpoints.stored_weights import (
     weight_of,
 )
 from deepseek_triton_tools.tool_errors import CheckpointError
-
-if TYPE_CHECKING:
-    from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales
 
 Target: TypeAlias = Literal["w4afp8", "fp8", "bf16"]
 W4AFP8_KV_CACHE = (
@@ -129,8 +127,8 @@ class ConversionPlan:
     @property
     def weight_map(self) -> dict[str, str]:
         """Tensor -> the file that has it, as the index says it."""
-        found = {output.name: shard.name for shard in self.shards for output in shard.outputs}
-        return found | dict.fromkeys(self.input_scales, INPUT_SCALES_FILE)
+        files = {output.name: shard.name for shard in self.shards for output in shard.outputs}
+        return files | dict.fromkeys(self.input_scales, INPUT_SCALES_FILE)
 
 
 def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: ConversionOptions) -> ConversionPlan:
@@ -216,7 +214,7 @@ def _missing_parts(
     if num_mtp and num_layers + num_mtp - 1 not in experts:
         yield "expected the MTP layer by config.json, found none; leave it out with --mtp drop, or download it again"
     num_experts = config.get("n_routed_experts")
-    few = [str(layer) for layer, found in experts.items() if found and len(found) != num_experts]
+    few = [str(layer) for layer, numbers in experts.items() if numbers and len(numbers) != num_experts]
     if few:
         yield f"expected {num_experts} routed experts by config.json, found others in layer {first_names(few)}"
 
@@ -225,7 +223,7 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
     is_w4afp8 = options.target == "w4afp8"
     if is_w4afp8 and options.act_scales is None:
         yield "expected --act-scales for w4afp8: the calibrated scales of the experts' inputs (checkpoint calibrate)"
-    if is_w4afp8 and options.act_scales is not None and (missing := options.act_scales.missing(config)):
+    if is_w4afp8 and options.act_scales is not None and (missing := missing_scales(options.act_scales, config)):
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         yield f"--act-scales: expected a scale for the input of every expert, found none for {missing[0]}{more}"
     if is_w4afp8 and not any(job.written_as == "int4" for job in jobs):
@@ -292,21 +290,21 @@ def _documents(
     num_mtp = config.get("num_nextn_predict_layers") or 0
     if num_mtp and not options.keep_mtp:
         new["num_nextn_predict_layers"] = num_mtp = 0
-    found: dict[str, dict[str, Any]] = {CONFIG: new}
+    documents: dict[str, dict[str, Any]] = {CONFIG: new}
     if options.target == "fp8":
         is_as_it_was = all(job.weight.format == job.written_as for job in jobs)
         # Where only a layer was dropped, the scales are still what the section says of them (V3.1's scale_fmt).
         new["quantization_config"] = config.get("quantization_config", _FP8_CONFIG) if is_as_it_was else _FP8_CONFIG
         if options.kv_cache_fp8:
-            found[HF_QUANT_CONFIG] = _hf_quant_config("FP8_BLOCK_SCALES", "FP8")
+            documents[HF_QUANT_CONFIG] = _hf_quant_config("FP8_BLOCK_SCALES", "FP8")
     elif options.target == "w4afp8":
-        found[HF_QUANT_CONFIG] = _hf_quant_config("MIXED_PRECISION", None)
-        found[QUANT_CFG] = {
+        documents[HF_QUANT_CONFIG] = _hf_quant_config("MIXED_PRECISION", None)
+        documents[QUANT_CFG] = {
             "quant_algo": "MIXED_PRECISION",
             "kv_cache_quant_algo": None,
             "quantized_layers": _quantized_layers(config, num_layers, num_mtp),
         }
-    return found
+    return documents
 
 
 def _hf_quant_config(quant_algo: str, kv_cache: str | None) -> dict[str, Any]:
@@ -320,14 +318,14 @@ def _quantized_layers(config: Mapping[str, Any], num_layers: int, num_mtp: int) 
     Source: examples/quantization/quantize_mixed_precision_moe.py of TensorRT-LLM, in the version that knows MTP layers.
     """
     blocks, experts = {"quant_algo": "FP8_BLOCK_SCALES"}, {"quant_algo": "W4A8_AWQ"}
-    found: dict[str, dict[str, str]] = {}
+    modules: dict[str, dict[str, str]] = {}
     for layer in range(num_layers + num_mtp):
         prefix = f"model.layers.{layer}"
-        found |= {f"{prefix}.self_attn.{name}": blocks for name in ("fused_a", "q_b_proj", "kv_b_proj", "o_proj")}
+        modules |= {f"{prefix}.self_attn.{name}": blocks for name in ("fused_a", "q_b_proj", "kv_b_proj", "o_proj")}
         mlps = ("gate_up_proj", "down_proj")
         if layer < (config_number(config, "first_k_dense_replace", 0)):
-            found |= {f"{prefix}.mlp.{name}": blocks for name in mlps}
+            modules |= {f"{prefix}.mlp.{name}": blocks for name in mlps}
         else:
-            found |= {f"{prefix}.mlp.shared_experts.{name}": blocks for name in mlps}
-            found[f"{prefix}.mlp.experts"] = experts if layer < num_layers else blocks
-    return found
+            modules |= {f"{prefix}.mlp.shared_experts.{name}": blocks for name in mlps}
+            modules[f"{prefix}.mlp.experts"] = experts if layer < num_layers else blocks
+    return modules

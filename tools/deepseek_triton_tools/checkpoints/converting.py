@@ -130,7 +130,7 @@ def _write_missing(
     try:
         with closing(turns):
             for turn in turns:
-                new += turn.said
+                new += turn.progress
                 num_done += len(turn.done)
                 on_progress(ConversionProgress(num_done, len(mine), before + new, total, new))
                 if should_stop():
@@ -165,12 +165,12 @@ def _write_shard(output: Path, device: str, shard: OutputShard, say: Say) -> Non
 def _record(output: Path, shard: OutputShard) -> FileRecord | None:
     """The record of a file that is done; None of one that is not."""
     try:
-        found = json.loads((output / CONVERSION / f"{shard.name}.json").read_text(encoding="utf-8"))
+        record = json.loads((output / CONVERSION / f"{shard.name}.json").read_text(encoding="utf-8"))
         if (output / shard.name).stat().st_size != shard.size:
             return None
     except FileNotFoundError:
         return None
-    return FileRecord(**found)
+    return FileRecord(**record)
 
 
 def _is_complete(plan: ConversionPlan, output: Path) -> bool:
@@ -188,7 +188,7 @@ def _is_complete(plan: ConversionPlan, output: Path) -> bool:
         if any(output.iterdir()):
             raise CheckpointError(f"{output}: expected an empty folder, or one of a conversion that was stopped")
         return False
-    # It was stopped before it had written its plan.
+    # A run that was stopped early has no plan yet.
     with suppress(FileNotFoundError):
         begun = json.loads((output / CONVERSION / _PLAN).read_text(encoding="utf-8"))
         if begun != _identity(plan):
@@ -230,7 +230,7 @@ def _only_one(lock: Path, output: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise CheckpointError(f"{output}: another process converts into this folder; wait for it") from error
         except OSError:
-            # Some network file systems have no locks.
+            # Some network file systems have no locks; what overlapping runs write is the same.
             _log.debug("%s: the file system has no locks", lock)
         yield
     finally:

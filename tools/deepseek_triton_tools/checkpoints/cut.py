@@ -112,7 +112,7 @@ def write_cut(
     :param on_progress: called with the bytes that are written so far.
     :raises ToolError: when `output` is there already, has no room, or can't be written.
     """
-    # "." has no name.
+    # The name "." is none that a folder beside it could be made of.
     output = output.absolute()
     _check_output(cut, output)
     mine = f".{output.name}.{platform.node()}-"
@@ -143,7 +143,7 @@ def _remove_leftovers(folder: Path, prefix: str) -> None:
     """Remove the folders of cuts on this machine that were killed. Their names end with the number of the process."""
     for path in list(folder.iterdir()):
         process = path.name.removeprefix(prefix)
-        # The number of one that is no more.
+        # A folder with this process' own number is of a process that is no more.
         is_own = process == str(os.getpid())
         if path.name.startswith(prefix) and process.isdecimal() and (is_own or not is_running(int(process))):
             shutil.rmtree(path)
@@ -226,9 +226,9 @@ def _wrong_layers(source: StoredTensors, whole: int, options: CutOptions) -> Ite
         and (options.keep_mtp or max(stored, default=-1) < whole)
     ):
         yield f"--layers {whole}: expected fewer than all layers, or --experts"
-    asked = range(min(options.num_layers, whole))
-    if num_missing := len(asked) - sum(layer in asked for layer in stored):
-        first = next(layer for layer in asked if layer not in stored)
+    kept = range(min(options.num_layers, whole))
+    if num_missing := len(kept) - sum(layer in kept for layer in stored):
+        first = next(layer for layer in kept if layer not in stored)
         more = f" and {num_missing - 1:,} more" if num_missing > 1 else ""
         yield f"expected the tensors of its {whole} layers, found none of layer {first}{more}; download it again"
     if options.keep_mtp and max(stored, default=-1) < whole:
@@ -236,8 +236,8 @@ def _wrong_layers(source: StoredTensors, whole: int, options: CutOptions) -> Ite
 
 
 def _wrong_experts(source: StoredTensors, config: Mapping[str, Any], options: CutOptions) -> Iterator[str]:
-    given = options.num_experts
-    if given is None:
+    number = options.num_experts
+    if number is None:
         return
     if config.get("n_routed_experts") is None:
         yield "--experts: expected n_routed_experts in config.json, found none; leave --experts out"
@@ -246,13 +246,13 @@ def _wrong_experts(source: StoredTensors, config: Mapping[str, Any], options: Cu
     groups, chosen, top = (
         config_number(config, key, 1) or 1 for key in ("n_group", "topk_group", "num_experts_per_tok")
     )
-    # Of a group: its score is the sum of its two best.
+    # A group's score is the sum of its two best experts, so that it needs two where groups are chosen.
     least = max(-(-top // chosen), 1 if groups == chosen else 2)
-    if given > whole or given % groups or given // groups < least:
-        more = groups * max(least, given // groups + 1)
+    if number > whole or number % groups or number // groups < least:
+        more = groups * max(least, number // groups + 1)
         yield (
             f"--experts: expected equal groups ({groups}), of which {chosen} hold the {top} experts of a token, found "
-            f"{given} of {whole} experts; use {min(more, whole)}"
+            f"{number} of {whole} experts; use {min(more, whole)}"
         )
     routers = [name for name, tensor in source.items() if _PER_EXPERT.search(name) and tensor.shape[:1] != (whole,)]
     if routers:

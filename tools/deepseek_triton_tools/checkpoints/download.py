@@ -245,7 +245,7 @@ class _Workers:
         """Raise what kept files away: all of it, in one error."""
         for error in self._errors.values():
             if not isinstance(error, ToolError | OSError):
-                # A bug.
+                # This is a bug, which the traceback should show.
                 raise error
         if self._errors:
             texts = dict.fromkeys(_text(name, error, target) for name, error in sorted(self._errors.items()))

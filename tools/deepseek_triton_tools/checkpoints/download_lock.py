@@ -53,13 +53,14 @@ def download_lock(path: Path, on_wait: Callable[[str], object]) -> Iterator[None
     since_s = 0.0
     while not _create(path, own):
         state = _state(path)
-        # Released meanwhile.
+        # It was released between the two looks.
         if state is None:
             continue
         if state != seen:
             seen, since_s = state, time.monotonic()
         holder = _parsed(state[0])
-        if (holder and _has_died(holder)) or time.monotonic() - since_s > _DEAD_AFTER_S:
+        has_died = holder and holder.machine == _machine() != "" and _started(holder.pid) != holder.started
+        if has_died or time.monotonic() - since_s > _DEAD_AFTER_S:
             _remove(path, state[0])
             continue
         on_wait(str(holder or "another process"))
@@ -130,10 +131,6 @@ def _touch(path: Path, ended: threading.Event) -> None:
         # Taken away, or the storage is away: the hashes are compared anyway.
         with suppress(OSError):
             os.utime(path)
-
-
-def _has_died(holder: LockHolder) -> bool:
-    return holder.machine == _machine() != "" and _started(holder.pid) != holder.started
 
 
 def _machine() -> str:

@@ -104,11 +104,11 @@ class FolderTarget(DownloadTarget):
 
     def _check_source(self) -> None:
         manifest = None if self._has_published_manifest() else read_manifest(self.folder)
-        found = self._claim.read_text(encoding="utf-8") if self._claim.is_file() else manifest and manifest.source
-        if found and found != self.listing.name.model:
+        model = self._claim.read_text(encoding="utf-8") if self._claim.is_file() else manifest and manifest.source
+        if model and model != self.listing.name.model:
             raise CheckpointError(
                 f"{self.folder}: expected {self.listing.name.model} or nothing there, found files of "
-                f"{safe_name(found)}; choose another --to, or remove this folder"
+                f"{safe_name(model)}; choose another --to, or remove this folder"
             )
 
     def _has_published_manifest(self) -> bool:
@@ -147,10 +147,10 @@ class FolderTarget(DownloadTarget):
     def finish(self, files: tuple[HubFile, ...]) -> None:
         before = read_manifest(self.folder)
         known = dict(before.files) if before and before.revision == self.listing.commit else {}
-        # A manifest that came with the files, as any of them.
+        # An older manifest may name itself, as one that came with the files would.
         known.pop(MANIFEST_NAME, None)
-        found = {file.name: FileRecord(file.size, self._sha256(file)) for file in files}
-        manifest = CheckpointManifest(self.listing.name.model, self.listing.commit, {**known, **found})
+        new = {file.name: FileRecord(file.size, self._sha256(file)) for file in files}
+        manifest = CheckpointManifest(self.listing.name.model, self.listing.commit, {**known, **new})
         if manifest != before:
             write_manifest(self.folder, manifest)
 

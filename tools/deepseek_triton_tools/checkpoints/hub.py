@@ -83,7 +83,12 @@ class Hub:
         self._shown = _shown(self.endpoint)
         """The endpoint, for people."""
         self._token = token
-        if not _is_url(self.endpoint):
+        try:
+            parts = urlsplit(self.endpoint)
+            is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_url = False
+        if not is_url:
             raise CheckpointError(
                 f"HF_ENDPOINT: expected a URL such as https://huggingface.co, got {self._shown}; correct it, or "
                 "unset it"
@@ -191,21 +196,13 @@ class Hub:
             return CheckpointError(f"{what}: the hub refuses the token: it is wrong or has expired; {_LOGIN}")
         url: Any = error.response.url
         if status == 403 and url.netloc != url.join(self.endpoint).netloc:
-            # Each try gets a new one.
+            # Each try gets a new link from the hub.
             return TryAgainError("the storage refuses the link, which may have expired")
         message = printable_line(error.server_message or "")[:_MOST_TEXT]
         reason = f": {message}" if message else ""
         if status == 403:
             return CheckpointError(f"{what}: this user may not read it{reason}; ask for access, or {_LOGIN}")
         return CheckpointError(f"{what}: the hub answers with status {status}{reason}")
-
-
-def _is_url(endpoint: str) -> bool:
-    try:
-        parts = urlsplit(endpoint)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _shown(endpoint: str) -> str:

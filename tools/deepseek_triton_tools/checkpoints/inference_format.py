@@ -67,21 +67,21 @@ def place_of(name: str) -> TensorPlace:
 def num_parts(names: Sequence[str]) -> int:
     """Return N for the files of a folder in this format; 0 for those of another one."""
     matches = [_FILE.fullmatch(name) for name in names]
-    found = [int(match[2]) for match in matches if match]
-    return max(found) if found and all(matches) else 0
+    numbers = [int(match[2]) for match in matches if match]
+    return max(numbers) if numbers and all(matches) else 0
 
 
 def wrong_files(names: Sequence[str]) -> str | None:
     """Say which files of the format are missing, or belong to another conversion."""
     number = num_parts(names)
     numbers = {name: int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
-    found = {name for name, part in numbers.items() if part < number and name == _file_name(part, number)}
-    if others := set(names) - found:
+    present = {name for name, part in numbers.items() if part < number and name == _file_name(part, number)}
+    if others := set(names) - present:
         return f"expected the files of one conversion, found {first_names(others)} beside those for {number} GPUs"
     # There may be a million of them, by one name.
-    if len(found) < number:
-        missing = (name for part in range(number) if (name := _file_name(part, number)) not in found)
-        return f"{number - len(found):,} of {number:,} files are missing: {', '.join(islice(missing, 3))}"
+    if len(present) < number:
+        missing = (name for part in range(number) if (name := _file_name(part, number)) not in present)
+        return f"{number - len(present):,} of {number:,} files are missing: {', '.join(islice(missing, 3))}"
     return None
 
 

@@ -73,13 +73,13 @@ class CheckpointInfo:
 
     @property
     def experts(self) -> int | None:
-        found = self.facts.config.get("n_routed_experts")
-        return found if isinstance(found, int) else None
+        number = self.facts.config.get("n_routed_experts")
+        return number if isinstance(number, int) else None
 
     @property
     def context_length(self) -> int | None:
-        found = self.facts.config.get("max_position_embeddings")
-        return found if isinstance(found, int) else None
+        length = self.facts.config.get("max_position_embeddings")
+        return length if isinstance(length, int) else None
 
 
 def describe(files: CheckpointFiles) -> CheckpointInfo:
@@ -114,10 +114,10 @@ def describe(files: CheckpointFiles) -> CheckpointInfo:
 
 
 def _parts(tensors: Iterable[StoredTensor], num_layers: int) -> Iterator[PartSize]:
-    found: dict[str, dict[str, list[int]]] = {name: {} for name in PARTS}
+    by_part: dict[str, dict[str, list[int]]] = {name: {} for name in PARTS}
     for tensor in tensors:
-        found[part_of(tensor.name, num_layers)].setdefault(tensor.dtype, []).append(tensor.num_bytes)
-    for name, dtypes in found.items():
+        by_part[part_of(tensor.name, num_layers)].setdefault(tensor.dtype, []).append(tensor.num_bytes)
+    for name, dtypes in by_part.items():
         if dtypes:
             sizes = [size for each in dtypes.values() for size in each]
             yield PartSize(name, len(sizes), sum(sizes), tuple(sorted(dtypes, key=lambda key: -sum(dtypes[key]))))

@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 class Turn(Generic[_Result]):
     """The progress and the results since the last turn."""
 
-    said: int
+    progress: int
     """The sum of the numbers that the jobs said."""
     done: Sequence[tuple[int, _Result]]
     """Index and result of the jobs that were done."""
@@ -64,13 +64,13 @@ def do_jobs(
             with _alive(if_killed):
                 ours.send(job)
         while busy:
-            said, done = 0, []
+            progress, done = 0, []
             for pipe in wait(list(busy), _TURN_S):
                 assert isinstance(pipe, Connection)
                 with _alive(if_killed):
                     word = pipe.recv()
                 if isinstance(word, int):
-                    said += word
+                    progress += word
                     continue
                 if isinstance(word, _Failure):
                     raise word.error from RuntimeError(word.trace)
@@ -81,7 +81,7 @@ def do_jobs(
                 else:
                     pipe.close()
                     busy.pop(pipe).join()
-            yield Turn(said, done)
+            yield Turn(progress, done)
     finally:
         for pipe, process in busy.items():
             process.terminate()

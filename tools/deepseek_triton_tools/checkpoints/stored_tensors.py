@@ -91,8 +91,8 @@ class StoredTensor:
                 yield self.read(begin, min(begin + step, end))
 
     def _bytes_at(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
-        found = np.empty(length, np.uint8)
-        view = found.data
+        content = np.empty(length, np.uint8)
+        view = content.data
         try:
             with self.file.open("rb", buffering=0) as file:
                 done = 0
@@ -106,7 +106,7 @@ class StoredTensor:
                     done += count
         except OSError as error:
             raise CheckpointError(f"{self.file}: {error.strerror}") from error
-        return found
+        return content
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,9 @@ def open_checkpoint(folder: Path) -> StoredTensors:
     :raises UnusableCheckpointError: when the index can't be read.
     """
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing"
+        what = "a file" if folder.exists() else "nothing"
         raise CheckpointError(
-            f"{safe_name(str(folder))}: expected a checkpoint's folder, found {found}; correct the path"
+            f"{safe_name(str(folder))}: expected a checkpoint's folder, found {what}; correct the path"
         )
     if is_unfinished(folder):
         raise CheckpointError(f"{folder}: {UNFINISHED}")
@@ -240,13 +240,13 @@ def config_number(config: Mapping[str, Any], key: str, default: int | None = Non
 
     :raises CheckpointError: when it is no whole number of at least 0, or is missing without a default.
     """
-    found = config.get(key)
-    found = default if found is None else found
-    if type(found) is not int or found < 0:
+    number = config.get(key)
+    number = default if number is None else number
+    if type(number) is not int or number < 0:
         raise CheckpointError(
-            f"config.json: expected {key} as a whole number, found {short_repr(found)}; download it again"
+            f"config.json: expected {key} as a whole number, found {short_repr(number)}; download it again"
         )
-    return found
+    return number
 
 
 def _joined(folder: Path, files: Sequence[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:

@@ -94,9 +94,9 @@ def weight_of(tensors: StoredTensors, name: str) -> StoredWeight:
         return StoredWeight(stored, None)
     expected = scales_shape(weight.shape, weight.format)
     if len(stored.shape) != 2 or scales is None or (scales.dtype, scales.shape) != ("F32", expected):
-        found = "none" if scales is None else f"{scales.dtype} {list(scales.shape)}"
+        what = "none" if scales is None else f"{scales.dtype} {list(scales.shape)}"
         raise CheckpointError(
             f"{tensors.folder}: {safe_name(name)}, {stored.dtype} {list(stored.shape)}: expected its scales as F32 "
-            f"{list(expected)}, found {found}"
+            f"{list(expected)}, found {what}"
         )
     return weight

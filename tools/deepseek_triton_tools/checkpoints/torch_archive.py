@@ -54,8 +54,8 @@ _LEGACY = b"\x80\x02\x8a\x0a"
 """The first bytes of a file of PyTorch before 1.6."""
 
 
-def read_torch_archive(path: Path, wanted: Callable[[str], bool]) -> dict[str, Array]:
-    """Return the tensors of a saved dictionary whose names are `wanted`. The values of others are not read.
+def read_torch_archive(path: Path, is_needed: Callable[[str], bool]) -> dict[str, Array]:
+    """Return the tensors of a saved dictionary whose names are needed. The values of others are not read.
 
     :raises CheckpointError: when it can't be read, holds anything but tensors, numbers and names, or is damaged.
     """
@@ -63,13 +63,13 @@ def read_torch_archive(path: Path, wanted: Callable[[str], bool]) -> dict[str, A
         with path.open("rb") as file:
             start = file.read(4)
         if not start.startswith(b"PK"):
-            found = "the format of PyTorch before 1.6" if start == _LEGACY else f"a file that begins with {start!r}"
+            what = "the format of PyTorch before 1.6" if start == _LEGACY else f"a file that begins with {start!r}"
             raise CheckpointError(
-                f"{path}: expected a zip archive, as torch.save writes it, found {found}; write it again with "
+                f"{path}: expected a zip archive, as torch.save writes it, found {what}; write it again with "
                 "PyTorch 1.6 or newer"
             )
         with zipfile.ZipFile(path) as archive:
-            return _Archive(path, archive).tensors(wanted)
+            return _Archive(path, archive).tensors(is_needed)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError) as error:
@@ -167,17 +167,17 @@ class _Archive:
             raise CheckpointError(f"{path}: expected one NAME/data.pkl, as torch.save writes it, found {len(pickles)}")
         self._folder = pickles[0].removesuffix("data.pkl")
 
-    def tensors(self, wanted: Callable[[str], bool]) -> dict[str, Array]:
+    def tensors(self, is_needed: Callable[[str], bool]) -> dict[str, Array]:
         if f"{self._folder}byteorder" in self._archive.namelist() and self._bytes("byteorder", 16) != b"little":
             raise CheckpointError(f"{self._path}: expected little-endian values, found another order of bytes")
-        found = self._unpickled()
-        if not isinstance(found, dict):
-            raise CheckpointError(f"{self._path}: expected a dictionary of tensors, found {type(found).__name__}")
-        names = [name for name in found if isinstance(name, str) and wanted(name)]
-        if others := [name for name in names if not isinstance(found[name], _SavedTensor)]:
-            what = type(found[others[0]]).__name__
+        saved = self._unpickled()
+        if not isinstance(saved, dict):
+            raise CheckpointError(f"{self._path}: expected a dictionary of tensors, found {type(saved).__name__}")
+        names = [name for name in saved if isinstance(name, str) and is_needed(name)]
+        if others := [name for name in names if not isinstance(saved[name], _SavedTensor)]:
+            what = type(saved[others[0]]).__name__
             raise CheckpointError(f"{self._path}: {safe_name(others[0])}: expected a tensor, found {what}")
-        return {name: self._values(name, found[name]) for name in names}
+        return {name: self._values(name, saved[name]) for name in names}
 
     def _unpickled(self) -> Any:
         content = self._bytes("data.pkl", _MOST_PICKLE_BYTES)
@@ -239,7 +239,7 @@ def _check_keys(content: bytes) -> None:
 
     It follows the stack of objects, of which it knows which are text, and the places where they are kept.
     """
-    # None: a mark.
+    # None stands for a mark on the stack.
     is_text: list[bool | None] = []
     kept: dict[Any, bool | None] = {}
     for opcode, argument, _ in pickletools.genops(content):

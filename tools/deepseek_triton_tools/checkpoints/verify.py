@@ -94,8 +94,8 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
     :raises CheckpointError: when there is no such folder, it holds no weights, or its manifest can't be read.
     """
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing"
-        raise CheckpointError(f"{folder}: expected a checkpoint's folder, found {found}; correct the path")
+        what = "a file" if folder.exists() else "nothing"
+        raise CheckpointError(f"{folder}: expected a checkpoint's folder, found {what}; correct the path")
     if is_unfinished(folder):
         raise CheckpointError(f"{folder}: {UNFINISHED}")
     manifest = read_manifest(folder)
@@ -110,7 +110,7 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
         expected = {
             path.relative_to(folder).as_posix(): _Expected(checksum, None)
             for path, checksum in found_checksums.items()
-            # What `sha256sum * > checksums.sha256` says of its own output.
+            # `sha256sum * > checksums.sha256` lists its own output, as it was before its end.
             if _listed_in(checksum) != str(path)
         }
     damages = _compare(folder, expected, jobs, observe)
@@ -242,12 +242,12 @@ def _checkpoint(folder: Path, files: tuple[WeightFile, ...]) -> CheckpointFiles:
 
 def _files(folder: Path, ending: str = "") -> tuple[WeightFile, ...]:
     """Return the regular files in the folder and below, those of hidden folders apart."""
-    found = []
+    files = []
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = (Path(parent, name) for name in sorted(names) if name.endswith(ending))
-        found += [WeightFile(path=path, size=path.stat().st_size) for path in paths if path.is_file()]
-    return tuple(found)
+        files += [WeightFile(path=path, size=path.stat().st_size) for path in paths if path.is_file()]
+    return tuple(files)
 
 
 def _header(path: Path) -> Header | None:

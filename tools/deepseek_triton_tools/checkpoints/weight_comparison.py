@@ -182,7 +182,7 @@ def _pairs(a: StoredTensors, b: StoredTensors, names: Sequence[str]) -> tuple[Pa
 
 
 def _in_order(num_layers: int | None, name: str) -> tuple[int, list[str]]:
-    # Numbers as numbers.
+    # Layer 10 comes after layer 9.
     words = [word.zfill(6) if word.isdecimal() else word for word in name.split(".")]
     return PARTS.index(part_of(name, num_layers)), words
 
@@ -312,7 +312,7 @@ def _routed(
     choice = scores + bias
     num_groups, num_kept = config.get("n_group") or 1, config.get("topk_group") or 1
     if num_kept < num_groups:
-        # A view.
+        # Writing into this view changes `choice`.
         groups = choice.reshape(len(tokens), num_groups, -1)
         # The two best of each.
         of_groups = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)

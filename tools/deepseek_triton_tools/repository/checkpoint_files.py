@@ -204,20 +204,20 @@ def _at_path(source: str, path: Path) -> tuple[CheckpointFiles, ...]:
 
 def _served(source: str, yamls: Sequence[Path]) -> tuple[CheckpointFiles, ...]:
     """Return the checkpoints of several models. A model without weights is passed over where another one has some."""
-    found: dict[Path, tuple[_Location, bool]] = {}
+    locations: dict[Path, tuple[_Location, bool]] = {}
     problems: list[CheckpointError] = []
     for model_yaml in yamls:
         try:
             for served in served_models(model_yaml):
                 location = _location(served)
-                _, only_indexed = found.get(location.folder.resolve(), (None, True))
-                found[location.folder.resolve()] = (location, only_indexed and served.only_indexed)
+                _, only_indexed = locations.get(location.folder.resolve(), (None, True))
+                locations[location.folder.resolve()] = (location, only_indexed and served.only_indexed)
         except CheckpointError as error:
             problems.append(error)
     serious = [error for error in problems if not isinstance(error, NothingToReadError)]
-    if serious or not found:
+    if serious or not locations:
         raise CheckpointError("; ".join(str(error) for error in serious or problems))
-    return tuple(_checkpoint(source, location, only_indexed=only) for location, only in found.values())
+    return tuple(_checkpoint(source, location, only_indexed=only) for location, only in locations.values())
 
 
 def _location(served: ServedModel) -> _Location:

@@ -98,8 +98,8 @@ def read_manifest(folder: Path) -> CheckpointManifest | None:
 def _parsed(document: Any) -> CheckpointManifest:
     """:raises ValueError: saying what is wrong."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        found = document.get("schema") if isinstance(document, dict) else document
-        raise ValueError(f"found {short_repr(found)}")
+        schema = document.get("schema") if isinstance(document, dict) else document
+        raise ValueError(f"found {short_repr(schema)}")
     source, revision, files = (document.get(key) for key in ("source", "revision", "files"))
     if not isinstance(source, str) or not isinstance(revision, str) or not isinstance(files, dict):
         raise ValueError("source and revision have to be text, and files an object")

@@ -45,10 +45,10 @@ class Relation:
         """All question forms, with {s} for the subject."""
         topics = (form.replace("{t}", self.topic) for form in PHRASES["topic_forms"])
         first, second = self.questions[0], self.questions[1]
-        asked = (form.replace("{q}", _after(form, first)) for form in PHRASES["question_forms"])
+        plainly = (form.replace("{q}", _after(form, first)) for form in PHRASES["question_forms"])
         again = (form.replace("{q}", _after(form, second)) for form in PHRASES["question_forms"][1:4])
-        plain = first[:1].lower() + first[1:].rstrip("?")
-        return (*asked, *self.questions[1:], *again, *topics, plain, first.rstrip("?"))
+        lowered = first[:1].lower() + first[1:].rstrip("?")
+        return (*plainly, *self.questions[1:], *again, *topics, lowered, first.rstrip("?"))
 
     @cached_property
     def completions(self) -> tuple[str, ...]:

@@ -57,9 +57,9 @@ class Sum:
         )
 
     def thought(self, words: bool = False) -> str:
-        asked = self.fill("The question is {a} {o} {b}.")
+        question = self.fill("The question is {a} {o} {b}.")
         if not self.is_long:
-            return f"{asked} {self.fill('{a} {o} {b}')} = {self.result}."
+            return f"{question} {self.fill('{a} {o} {b}')} = {self.result}."
         (tens_a, ones_a), (tens_b, ones_b) = divmod(self.a, 10), divmod(self.b, 10)
         if self.word == "plus":
             ones = ones_a + ones_b
@@ -75,7 +75,7 @@ class Sum:
                 f"Ones: borrow {borrow}, {ones_a} - {ones_b} = {ones_a - ones_b}. "
                 f"Tens: {tens_a} - {tens_b} - {borrow} = {tens_a - tens_b - borrow}."
             )
-        return f"{asked} {steps} Together {self.result}."
+        return f"{question} {steps} Together {self.result}."
 
 
 SMALL_SUMS = (
@@ -91,9 +91,9 @@ LONG_SUMS = (
 
 def random_sum(random: Random, sums: tuple[Sum, ...] = SMALL_SUMS) -> Sum:
     while True:
-        found = random.choice(sums)
-        if not found.held_out:
-            return found
+        drawn = random.choice(sums)
+        if not drawn.held_out:
+            return drawn
 
 
 def random_exchange(random: Random) -> Exchange:
@@ -106,5 +106,5 @@ def random_long_exchange(random: Random) -> Exchange:
 
 
 def random_completion(random: Random) -> tuple[str, str]:
-    found = random_sum(random)
-    return found.fill(random.choice(COMPLETIONS)), f" {found.result}."
+    drawn = random_sum(random)
+    return drawn.fill(random.choice(COMPLETIONS)), f" {drawn.result}."

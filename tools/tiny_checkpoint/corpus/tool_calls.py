@@ -159,14 +159,14 @@ def _schema(random: Random, ability: Ability, names: dict[str, str], *, plain: b
     return {"type": "object", "properties": properties, "required": required}
 
 
-def offer_some(random: Random, wanted: Ability | None, without: tuple[Ability, ...] = ()) -> list[OfferedTool]:
+def offer_some(random: Random, needed: Ability | None, without: tuple[Ability, ...] = ()) -> list[OfferedTool]:
     """Return one to four tools in random order, with `wanted` among them and none of `without`."""
-    others = [ability for ability in ABILITIES if ability is not wanted and ability not in without]
+    others = [ability for ability in ABILITIES if ability is not needed and ability not in without]
     others.append(looked_up(random))
-    count = random.choice((0, 0, 1, 1, 2, 3)) if wanted else random.choice((1, 1, 2, 3))
+    count = random.choice((0, 0, 1, 1, 2, 3)) if needed else random.choice((1, 1, 2, 3))
     chosen = random.sample(others, min(count, len(others)))
-    if wanted:
-        chosen.insert(random.randint(0, len(chosen)), wanted)
+    if needed:
+        chosen.insert(random.randint(0, len(chosen)), needed)
     plain = random.random() < 0.3
     return [offer(random, ability, plain=plain) for ability in chosen]
 
@@ -207,8 +207,8 @@ class Request:
 
     @property
     def thought(self) -> str:
-        wanted = " and ".join(", ".join(map(str, values.values())) for values in self.values)
-        return f"I need a tool for this. The values are: {wanted}."
+        shown = " and ".join(", ".join(map(str, values.values())) for values in self.values)
+        return f"I need a tool for this. The values are: {shown}."
 
     def text(self, tool: OfferedTool, form: Form) -> str:
         """Return what the model writes."""
