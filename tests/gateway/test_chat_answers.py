@@ -126,7 +126,7 @@ def whole(request, some):
     answer = WholeChatAnswer(request, IDENTITY, ["reasoning_content"])
     for parts in some:
         answer.take(parts)
-    return json.loads(answer.document())
+    return json.loads(answer.end())
 
 
 def streamed(request, some):
@@ -230,14 +230,14 @@ def tokens(*texts):
     data=st.data(),
 )
 def test_a_stream_of_completions_says_what_the_whole_says(prompts, num_choices, echo, pieces, data):
-    fields = {"prompt": prompts, "n": num_choices, "echo": echo, "logprobs": 1, "stream": True}
-    request = read_completion_request({**fields, "stream_options": {"include_usage": True}})
+    fields = {"prompt": prompts, "n": num_choices, "echo": echo, "logprobs": 1}
+    streaming = {"stream": True, "stream_options": {"include_usage": True}}
     echoed = [prompt if echo else "" for prompt in prompts]
-    takers = CompletionAnswer(request, IDENTITY, echoed), CompletionAnswer(request, IDENTITY, echoed)
+    takers = [CompletionAnswer(read_completion_request(fields | more), IDENTITY, echoed) for more in ({}, streaming)]
     queues = [
         [
             Part(
-                sequence=sequence,
+                sequence=number * num_choices + choice,
                 text=piece,
                 logprobs=tokens(piece or "held"),
                 num_output_tokens=1,
@@ -247,16 +247,16 @@ def test_a_stream_of_completions_says_what_the_whole_says(prompts, num_choices, 
             )
             for at, piece in enumerate(pieces)
         ]
-        for prompt in prompts
-        for sequence in range(num_choices)
+        for number, prompt in enumerate(prompts)
+        for choice in range(num_choices)
     ]
     events = b""
     while any(queues):
         index = data.draw(st.sampled_from([index for index, queue in enumerate(queues) if queue]))
         part = queues[index].pop(0)
-        takers[0].take(index // num_choices, [part])
-        events += takers[1].chunks(index // num_choices, [part])
-    document = json.loads(takers[0].document())
+        takers[0].take([part])
+        events += takers[1].take([part])
+    document = json.loads(takers[0].end())
     chunks = told(events + takers[1].end())
     assert chunks[-1]["usage"] == document["usage"]
     assert document["usage"]["prompt_tokens"] == 2 * len(prompts)
@@ -277,8 +277,8 @@ def test_a_stream_of_completions_says_what_the_whole_says(prompts, num_choices, 
 def test_a_first_token_that_is_not_in_the_text():
     request = read_completion_request({"prompt": "Hi", "echo": True, "logprobs": 0, "max_tokens": 0})
     answer = CompletionAnswer(request, IDENTITY, ["Hi"])
-    answer.take(0, [Part(text="!", prompt_logprobs=tokens(None, "Hi"), logprobs=tokens("!"), finish_reason="length")])
-    (choice,) = json.loads(answer.document())["choices"]
+    answer.take([Part(text="!", prompt_logprobs=tokens(None, "Hi"), logprobs=tokens("!"), finish_reason="length")])
+    (choice,) = json.loads(answer.end())["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("Hi", "length")
     assert choice["logprobs"]["tokens"] == ["", "Hi"]
     assert choice["logprobs"]["text_offset"] == [0, 0]

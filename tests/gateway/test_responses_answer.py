@@ -173,7 +173,7 @@ def test_response_and_events_have_the_shapes_of_openais_description(asked):
     logprobs = '[{"5": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}]'
     parts = [Part(reasoning="hm"), Part(text=TWO_CALLS, logprobs=logprobs)]
     for finish_reason in ("stop", "length", None):
-        request = read_responses_request(asked)
+        request = read_responses_request({**asked, "stream": True})
         writer = ResponseWriter("m", request.echoed)
         answer = ResponsesAnswer(writer, request.chat)
         stream = writer.begin() + answer.take(parts)

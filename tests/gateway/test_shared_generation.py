@@ -486,7 +486,8 @@ async def test_a_server_whose_metrics_show_work_is_not_stuck(clock, caplog, metr
         assert not any(f"http://{working[0]}{number} is down" in caplog.text for number in range(2))
 
 
-async def test_a_context_server_that_is_full_of_held_kv_caches_is_asked_last():
+async def test_a_context_server_that_is_full_of_held_kv_caches_is_asked_last(monkeypatch):
+    monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 3600)  # what one check tells holds for two periods
     cluster = Cluster()
     cluster.metrics = (METRIC % ("engine_waiting_requests", 3) + METRIC % ("engine_running_requests", 0)).encode()
     async with fleet_of(cluster, metrics_port=8002) as fleet:

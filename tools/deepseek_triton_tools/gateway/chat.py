@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 import msgspec
 from msgspec import structs
@@ -46,7 +47,12 @@ async def generate(
             async for parts in answer:
                 record.token_came()
                 if copies > 1:
-                    parts = [*parts, *(_copy(part, number) for number in range(1, copies) for part in parts)]
+                    # Tokens of a copy were generated once, so they count once.
+                    parts = parts + [
+                        structs.replace(part, sequence=number, num_output_tokens=0, num_reasoning_tokens=0)
+                        for number in range(1, copies)
+                        for part in parts
+                    ]
                 yield parts
     finally:
         if call.tried:
@@ -57,9 +63,73 @@ async def generate(
             record.retries += len(call.context_tried) - 1
 
 
-def _copy(part: Part, sequence: int) -> Part:
-    """The part for another choice. Its tokens were generated once, so they count once."""
-    return structs.replace(part, sequence=sequence, num_output_tokens=0, num_reasoning_tokens=0)
+class Answer(Protocol):
+    """What a client gets, in the form that it asked for: the events of a stream, or one document at the end."""
+
+    @property
+    def counts(self) -> TokenCounts: ...
+
+    @property
+    def finish_reason(self) -> str:
+        """The first choice's."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Every choice has ended."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """All that is wanted has come, though the model would go on: the work on the server may be stopped."""
+        ...
+
+    def begin(self) -> bytes:
+        """The events before those of the first parts."""
+        ...
+
+    def take(self, parts: Iterable[Part]) -> bytes:
+        """Keep the parts, and return the events of a stream that tell of them."""
+        ...
+
+    def end(self) -> bytes:
+        """The last events of a stream, or the whole document, after all parts."""
+        ...
+
+
+async def give(request: ApiRequest, answer: Answer, parts: AsyncGenerator[list[Part], None], *, stream: bool) -> None:
+    """Send the model's answer, as it comes or once it is whole.
+
+    :raises UpstreamError: when it doesn't come to its end; a stream may have begun.
+    """
+    exchange, record = request.exchange, request.exchange.record
+    record.stream = stream
+    if stream:
+        exchange.expect_stream()
+    async with aclosing(parts):
+        try:
+            async for some in parts:
+                if not stream:
+                    answer.take(some)
+                elif not exchange.has_events:
+                    # Only now, so that a refusal of the server is a response with its own status.
+                    await exchange.start_stream()
+                    await exchange.send_events(answer.begin() + answer.take(some))
+                elif events := answer.take(some):
+                    await exchange.send_events(events)
+                if answer.complete:
+                    break
+        finally:
+            counts = answer.counts
+            record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
+            record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning
+            record.finish_reason = answer.finish_reason
+    if not answer.done:
+        raise UNFINISHED
+    if stream:
+        await exchange.end_stream(answer.end())
+    else:
+        await exchange.respond(200, answer.end())
 
 
 def response_identity(kind: str, model: str, fingerprint: str) -> dict[str, object]:
@@ -70,12 +140,6 @@ def response_identity(kind: str, model: str, fingerprint: str) -> dict[str, obje
         "model": model,
         "system_fingerprint": fingerprint,
     }
-
-
-def note(record: HandledRequest, counts: TokenCounts) -> None:
-    """Write what was used into the record."""
-    record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
-    record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning
 
 
 _encode = msgspec.json.encode
@@ -112,14 +176,12 @@ class ChatChoice:
             pieces = self.calls.feed(part.text) if part.text else ()
             if part.finish_reason:
                 pieces = [*pieces, *self.calls.end()]
-        if part.finish_reason or (self.calls is not None and self.calls.complete):
-            self._finish(part)
+        complete = self.calls is not None and self.calls.complete
+        if part.finish_reason or complete:
+            self.finish_reason, self.stop_reason = finish_of(part.finish_reason, part.stop_reason)
+            if complete or (self.calls and self.calls.calls and self.finish_reason == "stop"):
+                self.finish_reason = "tool_calls"
         return pieces
-
-    def _finish(self, part: Part) -> None:
-        self.finish_reason, self.stop_reason = finish_of(part.finish_reason, part.stop_reason)
-        if self.calls is not None and (self.calls.complete or (self.calls.calls and self.finish_reason == "stop")):
-            self.finish_reason = "tool_calls"
 
 
 class ChatAnswer:
@@ -132,13 +194,15 @@ class ChatAnswer:
         self._identity = identity
 
     @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+    @property
     def done(self) -> bool:
-        """Every choice has ended."""
         return all(choice.done for choice in self.choices)
 
     @property
     def complete(self) -> bool:
-        """All that is wanted has come, though the model would go on: the work on the server may be stopped."""
         return self.request.only_first_call and all(choice.calls and choice.calls.complete for choice in self.choices)
 
 
@@ -149,7 +213,10 @@ class WholeChatAnswer(ChatAnswer):
         super().__init__(request, identity)
         self._reasoning_fields = reasoning_fields if request.include_reasoning else ()
 
-    def take(self, parts: Iterable[Part]) -> None:
+    def begin(self) -> bytes:
+        return b""
+
+    def take(self, parts: Iterable[Part]) -> bytes:
         for part in parts:
             choice = self.choices[part.sequence]
             self.counts.add(part)
@@ -157,8 +224,9 @@ class WholeChatAnswer(ChatAnswer):
                 continue
             choice.reasoning.append(part.reasoning)
             choice.text += [piece.text for piece in choice.take(part) if isinstance(piece, TextPiece)]
+        return b""
 
-    def document(self) -> bytes:
+    def end(self) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(self.choices)]
         return _encode(
             {
@@ -240,21 +308,17 @@ class StreamedChatAnswer(ChatAnswer):
                 assert choice.calls is not None
                 chunks.append(b'%b"tool_calls":[%b]%b' % (head, choice.calls.delta(piece), self._tail_of(choice)))
         if choice.done:
-            chunks.append(head + self._last_tail(choice))
+            more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
+            if choice.prompt_logprobs:
+                more += b',"prompt_logprobs":%b' % choice.prompt_logprobs.encode()
+            values = (head, self._logprobs(choice), _encode(choice.finish_reason), more, self._tail_with_usage())
+            chunks.append(b'%b},"logprobs":%b,"finish_reason":%b%b}]%b' % values)
 
     def _tail_of(self, choice: ChatChoice) -> bytes:
         """The rest of a chunk after its delta. The log-probabilities that wait go with the next chunk."""
         if not choice.logprobs and not self.request.continuous_usage:
             return self._plain_tail
         return b'},"logprobs":%b,"finish_reason":null}]%b' % (self._logprobs(choice), self._tail_with_usage())
-
-    def _last_tail(self, choice: ChatChoice) -> bytes:
-        finish = _encode(choice.finish_reason)
-        more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
-        if choice.prompt_logprobs:
-            more += b',"prompt_logprobs":%b' % choice.prompt_logprobs.encode()
-        logprobs = self._logprobs(choice)
-        return b'},"logprobs":%b,"finish_reason":%b%b}]%b' % (logprobs, finish, more, self._tail_with_usage())
 
     def _logprobs(self, choice: ChatChoice) -> bytes:
         if not choice.logprobs:
@@ -272,52 +336,14 @@ class StreamedChatAnswer(ChatAnswer):
 async def chat_completion(request: ApiRequest) -> None:
     asked = read_chat_request(request.document)
     name, model = await request.model(asked.model, asked.most_tokens)
-    record = request.exchange.record
-    record.stream = asked.stream
+    identity = response_identity("chatcmpl", name, await model.fingerprint())
+    form = StreamedChatAnswer if asked.stream else WholeChatAnswer
+    answer = form(asked, identity, request.state.settings.reasoning_fields)
+    await give(request, answer, chat_parts(request, asked, model), stream=asked.stream)
+
+
+def chat_parts(request: ApiRequest, asked: ChatRequest, model: ModelFront) -> AsyncGenerator[list[Part], None]:
     # Calls may make the rest of an answer unwanted, which is seen in time only while it streams.
-    streaming = asked.stream or asked.only_first_call
+    inputs = {**asked.inputs, "streaming": asked.stream or asked.only_first_call}
     affinity = affinity_key([m for m in asked.messages if isinstance(m, dict)], hint=asked.cache_key)
-    inputs = {**asked.inputs, "streaming": streaming}
-    making = StreamedChatAnswer if asked.stream else WholeChatAnswer
-    answer = making(
-        asked,
-        response_identity("chatcmpl", name, await model.fingerprint()),
-        request.state.settings.reasoning_fields,
-    )
-    parts = generate(model, record, inputs, affinity, copies=asked.copies)
-    async with aclosing(parts):
-        try:
-            if isinstance(answer, StreamedChatAnswer):
-                await _stream(request, answer, parts)
-            else:
-                await _respond(request, answer, parts)
-        finally:
-            note(record, answer.counts)
-            record.finish_reason = answer.choices[0].finish_reason
-
-
-async def _stream(request: ApiRequest, answer: StreamedChatAnswer, parts: AsyncGenerator[list[Part], None]) -> None:
-    exchange = request.exchange
-    exchange.expect_stream()
-    async for some in parts:
-        if not exchange.has_events:
-            # Only now, so that a refusal of the server is a response with its own status.
-            await exchange.start_stream()
-            await exchange.send_events(answer.begin() + answer.take(some))
-        elif events := answer.take(some):
-            await exchange.send_events(events)
-        if answer.complete:
-            break
-    if not answer.done:
-        raise UNFINISHED
-    await exchange.end_stream(answer.end())
-
-
-async def _respond(request: ApiRequest, answer: WholeChatAnswer, parts: AsyncGenerator[list[Part], None]) -> None:
-    async for some in parts:
-        answer.take(some)
-        if answer.complete:
-            break
-    if not answer.done:
-        raise UNFINISHED
-    await request.exchange.respond(200, answer.document())
+    return generate(model, request.exchange.record, inputs, affinity, copies=asked.copies)

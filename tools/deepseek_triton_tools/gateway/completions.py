@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import structs
 
 from deepseek_triton_tools.gateway.api_route import ApiRequest
-from deepseek_triton_tools.gateway.chat import UNFINISHED, generate, note, response_identity
+from deepseek_triton_tools.gateway.chat import generate, give, response_identity
 from deepseek_triton_tools.gateway.chat_request import GUIDE_FIELDS, guided_fields
 from deepseek_triton_tools.gateway.model_front import ModelFront
 from deepseek_triton_tools.gateway.openai_answers import CompletionLogprobs, TokenCounts, completion_logprobs, finish_of
@@ -209,17 +210,31 @@ class CompletionAnswer:
         """The first choice's."""
         return self._choices[0].finish_reason
 
-    def take(self, prompt: int, parts: Iterable[Part]) -> None:
-        """Keep parts of the answer to a prompt, by its number, for `document`."""
+    complete = False  # of an answer without calls
+
+    def begin(self) -> bytes:
+        return b""
+
+    def take(self, parts: Iterable[Part]) -> bytes:
+        """`sequence` of the parts counts through the choices of all prompts."""
+        events = []
         for part in parts:
-            choice = self._choices[self._index(prompt, part)]
-            self._counts[prompt].add(part)
+            choice = self._choices[part.sequence]
+            self._counts[part.sequence // self._request.num_choices].add(part)
             self._keep(choice, part)
             if not self._request.only_echo:
                 choice.text.append(part.text)
+            if self._request.stream:
+                text = "".join(choice.text)
+                choice.text.clear()
+                if text or choice.finish_reason:
+                    events.append(self._chunk(part.sequence, choice, text))
+        return b"".join(events)
 
-    def document(self) -> bytes:
-        """The whole response."""
+    def end(self) -> bytes:
+        if self._request.stream:
+            usage = b'%b,"choices":[],"usage":%b}\n\n' % (self._head, _encode(self.counts.document()))
+            return (usage if self._request.include_usage else b"") + b"data: [DONE]\n\n"
         choices = [
             {
                 "index": index,
@@ -231,29 +246,6 @@ class CompletionAnswer:
             for index, choice in enumerate(self._choices)
         ]
         return _encode({**self._identity, "choices": choices, "usage": self.counts.document()})
-
-    def chunks(self, prompt: int, parts: Iterable[Part]) -> bytes:
-        """The events for parts that have come."""
-        events = []
-        for part in parts:
-            index = self._index(prompt, part)
-            choice = self._choices[index]
-            self._counts[prompt].add(part)
-            self._keep(choice, part)
-            text = "".join(choice.text) + part.text
-            choice.text.clear()
-            if text or choice.finish_reason:
-                events.append(self._chunk(index, choice, text))
-        return b"".join(events)
-
-    def end(self) -> bytes:
-        """The last chunk, with the usage, where it is wanted, and the end of the stream."""
-        if not self._request.include_usage:
-            return b"data: [DONE]\n\n"
-        return b'%b,"choices":[],"usage":%b}\n\ndata: [DONE]\n\n' % (self._head, _encode(self.counts.document()))
-
-    def _index(self, prompt: int, part: Part) -> int:
-        return prompt * self._request.num_choices + part.sequence
 
     def _keep(self, choice: _Choice, part: Part) -> None:
         if self._request.echo and part.prompt_logprobs:
@@ -300,52 +292,18 @@ async def completion(request: ApiRequest) -> None:
     name, model = await request.model(asked.model, asked.most_tokens)
     request.has_several_prompts = len(asked.prompts) > 1
     request.made_per_choice = asked.made_per_choice
-    record = request.exchange.record
-    record.stream = asked.stream
-    echoed = await _echoed(asked, model)
-    answer = CompletionAnswer(asked, response_identity("cmpl", name, await model.fingerprint()), echoed)
-    async with aclosing(_all_parts(request, asked, model)) as found:
-        try:
-            if asked.stream:
-                await _stream(request, answer, found)
-            else:
-                async for prompt, parts in found:
-                    answer.take(prompt, parts)
-                if not answer.done:
-                    raise UNFINISHED
-                await request.exchange.respond(200, answer.document())
-        finally:
-            note(record, answer.counts)
-            record.finish_reason = answer.finish_reason
-
-
-async def _stream(
-    request: ApiRequest, answer: CompletionAnswer, found: AsyncGenerator[tuple[int, list[Part]], None]
-) -> None:
-    exchange = request.exchange
-    exchange.expect_stream()
-    async for prompt, parts in found:
-        if not exchange.has_events:
-            await exchange.start_stream()
-        if events := answer.chunks(prompt, parts):
-            await exchange.send_events(events)
-    if not answer.done:
-        raise UNFINISHED
-    await exchange.end_stream(answer.end())
-
-
-async def _echoed(asked: CompletionRequest, model: ModelFront) -> Sequence[str]:
-    """The text of each prompt, for `echo`."""
-    if not asked.echo:
-        return [""] * len(asked.prompts)
-    texts = iter(await model.texts_of([prompt for prompt in asked.prompts if not isinstance(prompt, str)]))
-    return [prompt if isinstance(prompt, str) else next(texts) for prompt in asked.prompts]
+    texts = [""] * len(asked.prompts)
+    if asked.echo:
+        of_ids = iter(await model.texts_of([prompt for prompt in asked.prompts if not isinstance(prompt, str)]))
+        texts = [prompt if isinstance(prompt, str) else next(of_ids) for prompt in asked.prompts]
+    answer = CompletionAnswer(asked, response_identity("cmpl", name, await model.fingerprint()), texts)
+    await give(request, answer, _all_parts(request, asked, model), stream=asked.stream)
 
 
 async def _all_parts(
     request: ApiRequest, asked: CompletionRequest, model: ModelFront
-) -> AsyncGenerator[tuple[int, list[Part]], None]:
-    """The parts of all answers as they come, each with the number of its prompt."""
+) -> AsyncGenerator[list[Part], None]:
+    """The parts of all answers as they come. Their sequences count through the choices of all prompts."""
     record = request.exchange.record
 
     def one(index: int, suffix: str) -> AsyncGenerator[list[Part], None]:
@@ -357,17 +315,18 @@ async def _all_parts(
     if len(asked.prompts) == 1:
         async with aclosing(one(0, "")) as parts:
             async for some in parts:
-                yield 0, some
+                yield some
         return
 
-    queue: asyncio.Queue[tuple[int, list[Part]] | BaseException | None] = asyncio.Queue(maxsize=2 * _AT_ONCE)
+    queue: asyncio.Queue[list[Part] | BaseException | None] = asyncio.Queue(maxsize=2 * _AT_ONCE)
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def put(index: int) -> None:
         try:
             async with room, aclosing(one(index, f"-{index}")) as parts:
                 async for some in parts:
-                    await queue.put((index, some))
+                    first = index * asked.num_choices
+                    await queue.put([structs.replace(part, sequence=first + part.sequence) for part in some])
             await queue.put(None)
         except Exception as error:
             await queue.put(error)

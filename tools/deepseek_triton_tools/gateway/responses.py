@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from deepseek_triton_tools.gateway.api_route import ApiRequest
-from deepseek_triton_tools.gateway.chat import UNFINISHED, ChatChoice, generate, note
+from deepseek_triton_tools.gateway.chat import ChatChoice, chat_parts, give
 from deepseek_triton_tools.gateway.chat_request import ChatRequest
 from deepseek_triton_tools.gateway.model_front import log_failure, openai_error
 from deepseek_triton_tools.gateway.openai_answers import TokenCounts
 from deepseek_triton_tools.gateway.responses_output import ResponseWriter
 from deepseek_triton_tools.gateway.responses_request import not_kept, read_responses_request
-from deepseek_triton_tools.gateway.routing import affinity_key
 from deepseek_triton_tools.gateway.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,
@@ -32,28 +30,40 @@ class ResponsesAnswer:
         self.counts = TokenCounts()
         self.choice = ChatChoice(chat)
         self._writer = writer
+        self._stream = chat.stream
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choice.finish_reason
+
+    @property
+    def done(self) -> bool:
+        return self.choice.done
+
+    complete = done  # calls end the only answer, though the model would go on
+
+    def begin(self) -> bytes:
+        return self._writer.begin()
 
     def take(self, parts: Iterable[Part]) -> bytes:
         events = b""
         for part in parts:
             self.counts.add(part)
             if not self.choice.done:
-                events += self._take(part)
+                events += self._writer.reasoning(part.reasoning) if part.reasoning else b""
+                events += self._write(self.choice.take(part))
         return events
 
     def end(self) -> bytes:
-        """The last events, after all parts."""
         if self.choice.finish_reason == "length":
-            return self._writer.end("incomplete", usage=self._usage(), reason="max_output_tokens")
-        return self._writer.end("completed", usage=self._usage())
+            events = self._writer.end("incomplete", usage=self._usage(), reason="max_output_tokens")
+        else:
+            events = self._writer.end("completed", usage=self._usage())
+        return events if self._stream else msgspec.json.encode(self._writer.document)
 
     def fail(self, code: str, message: str) -> bytes:
         """The last events of a response whose first events a client has already."""
         return self._writer.end("failed", usage=self._usage(), error={"code": code, "message": message})
-
-    def _take(self, part: Part) -> bytes:
-        events = self._writer.reasoning(part.reasoning) if part.reasoning else b""
-        return events + self._write(self.choice.take(part))
 
     def _write(self, pieces: Sequence[ParsedPiece]) -> bytes:
         events = b""
@@ -87,25 +97,18 @@ _PROMPT_INPUTS = ("messages", "tools", "tool_choice", "chat_template_kwargs")
 
 async def create_response(request: ApiRequest) -> None:
     asked = read_responses_request(request.document)
-    chat = asked.chat
-    name, model = await request.model(chat.model, chat.most_tokens)
-    record = request.exchange.record
-    record.stream = chat.stream
-    # Calls may make the rest of an answer unwanted, which is seen in time only while it streams.
-    inputs = {**chat.inputs, "streaming": chat.stream or chat.only_first_call}
-    affinity = affinity_key([m for m in chat.messages if isinstance(m, dict)], hint=chat.cache_key)
-    writer = ResponseWriter(name, asked.echoed)
-    answer = ResponsesAnswer(writer, chat)
-    parts = generate(model, record, inputs, affinity, copies=chat.copies)
-    async with aclosing(parts):
-        try:
-            if chat.stream:
-                await _stream(request, writer, answer, parts)
-            else:
-                await _respond(request, writer, answer, parts)
-        finally:
-            note(record, answer.counts)
-            record.finish_reason = answer.choice.finish_reason
+    name, model = await request.model(asked.chat.model, asked.chat.most_tokens)
+    answer = ResponsesAnswer(ResponseWriter(name, asked.echoed), asked.chat)
+    exchange = request.exchange
+    try:
+        await give(request, answer, chat_parts(request, asked.chat, model), stream=asked.chat.stream)
+    except UpstreamError as error:
+        if not exchange.has_events:
+            raise
+        log_failure(exchange.record, error)
+        code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
+        exchange.record.error_code = code
+        await exchange.end_stream(answer.fail(code, openai_error(error, exchange.record.route).message))
 
 
 async def count_input_tokens(request: ApiRequest) -> None:
@@ -120,44 +123,3 @@ async def count_input_tokens(request: ApiRequest) -> None:
 
 async def kept_response(request: ApiRequest) -> None:
     raise not_kept(request.exchange.path_parameters["response_id"])
-
-
-async def _stream(
-    request: ApiRequest, writer: ResponseWriter, answer: ResponsesAnswer, parts: AsyncGenerator[list[Part], None]
-) -> None:
-    exchange = request.exchange
-    exchange.expect_stream()
-    try:
-        async for some in parts:
-            if not exchange.has_events:
-                # Only now, so that a refusal of the server is a response with its own status.
-                await exchange.start_stream()
-                await exchange.send_events(writer.begin() + answer.take(some))
-            elif events := answer.take(some):
-                await exchange.send_events(events)
-            if answer.choice.done:
-                break
-        if not answer.choice.done:
-            raise UNFINISHED
-    except UpstreamError as error:
-        if not exchange.has_events:
-            raise
-        log_failure(exchange.record, error)
-        code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
-        exchange.record.error_code = code
-        await exchange.end_stream(answer.fail(code, openai_error(error, exchange.record.route).message))
-    else:
-        await exchange.end_stream(answer.end())
-
-
-async def _respond(
-    request: ApiRequest, writer: ResponseWriter, answer: ResponsesAnswer, parts: AsyncGenerator[list[Part], None]
-) -> None:
-    async for some in parts:
-        answer.take(some)
-        if answer.choice.done:
-            break
-    if not answer.choice.done:
-        raise UNFINISHED
-    answer.end()
-    await request.exchange.respond(200, msgspec.json.encode(writer.document))
