@@ -67,23 +67,18 @@ class _Window:
             running = {answer for answer in self._answers if not answer.done()}
             has_room = len(running) < self._concurrency and len(self._answers) < self._concurrency * _MAX_KEPT_FACTOR
             if self._next_item is None and not self._exhausted and has_room:
-                self._next_item = asyncio.ensure_future(_next(self._requests))
+                self._next_item = asyncio.ensure_future(anext(self._requests, _END))
             waited_for: set[asyncio.Future[Any]] = {*running, *([self._next_item] if self._next_item else [])}
             if not waited_for:
                 return None
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            self._start_next_request()
+            if self._next_item is not None and self._next_item.done():
+                item, self._next_item = self._next_item.result(), None
+                if item is _END:
+                    self._exhausted = True
+                else:
+                    self._answers.append(asyncio.ensure_future(self._answer(item)))
         return self._answers.popleft().result()
-
-    def _start_next_request(self) -> None:
-        if self._next_item is None or not self._next_item.done():
-            return
-        item = self._next_item.result()
-        self._next_item = None
-        if item is _END:
-            self._exhausted = True
-        else:
-            self._answers.append(asyncio.ensure_future(self._answer(item)))
 
     async def _answer(self, item: Any) -> Completion | DeepseekTritonError:
         try:
@@ -97,13 +92,6 @@ class _Window:
         for each in left:
             each.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-
-
-async def _next(requests: AsyncIterator[Any]) -> Any:
-    try:
-        return await requests.__anext__()
-    except StopAsyncIteration:
-        return _END
 
 
 async def _asynchronous(requests: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
