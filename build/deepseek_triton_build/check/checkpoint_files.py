@@ -124,7 +124,8 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
     if os.path.exists(folder / QUANT_CONFIG):
         quant, found = read_json(folder / QUANT_CONFIG, f"{label}/{QUANT_CONFIG}")
         findings += found
-    class_name = _class_name(config or {})
+    names = (config or {}).get("architectures")
+    class_name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     alike = [a for a in architectures().values() if a.class_name == class_name]
     architecture = min(alike, key=lambda a: len(_differing(config or {}, a)), default=None)
     if config is not None and architecture is None:
@@ -186,11 +187,6 @@ def _holds_no_more(folder: Path, cut: Architecture) -> bool:
     return bool(found) and all(within)
 
 
-def _class_name(config: Mapping[str, Any]) -> str | None:
-    names = config.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
-
-
 def _section(document: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
     section = (document or {}).get(key)
     return section if isinstance(section, dict) else {}
@@ -237,8 +233,7 @@ def check_checkpoint(
         in the index, and hf_quant_config.json if config.json says how the weights are quantized.
     """
     facts, findings = read_facts(folder, label, for_vllm=for_vllm)
-    findings += _block_problems(facts)
-    findings += [] if for_vllm else _quantization_problems(facts)
+    findings += _quantization_problems(facts, for_vllm=for_vllm)
     if tokenizer is not None:
         where = label if tokenizer == folder else str(tokenizer)
         findings += _tokenizer_problems(tokenizer, where, facts.config)
@@ -257,30 +252,23 @@ def mtp_problems(facts: CheckpointFacts, num_draft_tokens: int) -> Iterator[Find
     yield NO_MTP_LAYER.finding(message, fix, file=f"{facts.label}/config.json", key="num_nextn_predict_layers")
 
 
-def _block_problems(facts: CheckpointFacts) -> Iterator[Finding]:
-    own = facts.config.get("quantization_config")
-    own = own if isinstance(own, dict) else {}
+def _quantization_problems(facts: CheckpointFacts, *, for_vllm: bool) -> Iterator[Finding]:
+    own = _section(facts.config, "quantization_config")
     block = own.get("weight_block_size", _FP8_BLOCK)
     if own.get("quant_method") == "fp8" and block != _FP8_BLOCK:
         message = f"expected weight_block_size {_FP8_BLOCK}, found {short_repr(block)}"
         yield WRONG_QUANT_CONFIG.finding(message, _DOWNLOAD, file=f"{facts.label}/config.json")
-
-
-def _quantization_problems(facts: CheckpointFacts) -> Iterator[Finding]:
-    if facts.hf_quant_config is None:
+    if facts.hf_quant_config is None or for_vllm:
         return
-    for message, fix in (*_quant_config_problems(facts.hf_quant_config), *_layers_problems(facts)):
+    problems = list(_quant_config_problems(facts.hf_quant_config))
+    section = _section(facts.hf_quant_config, "quantization")
+    if section.get("quant_algo") == "MIXED_PRECISION" and "quantized_layers" not in section:
+        layers, _ = read_json(facts.folder / LAYERS_CONFIG, LAYERS_CONFIG)
+        if not isinstance((layers or {}).get("quantized_layers"), dict):
+            message = f"MIXED_PRECISION: expected {LAYERS_CONFIG} with quantized_layers beside it, found none"
+            problems.append((message, f"copy {LAYERS_CONFIG} from where the weights were quantized"))
+    for message, fix in problems:
         yield WRONG_QUANT_CONFIG.finding(message, fix, file=f"{facts.label}/{QUANT_CONFIG}")
-
-
-def _layers_problems(facts: CheckpointFacts) -> Iterator[tuple[str, str]]:
-    section = (facts.hf_quant_config or {}).get("quantization")
-    if not isinstance(section, dict) or section.get("quant_algo") != "MIXED_PRECISION" or "quantized_layers" in section:
-        return
-    layers, _ = read_json(facts.folder / LAYERS_CONFIG, LAYERS_CONFIG)
-    if not isinstance((layers or {}).get("quantized_layers"), dict):
-        message = f"MIXED_PRECISION: expected {LAYERS_CONFIG} with quantized_layers beside it, found none"
-        yield message, f"copy {LAYERS_CONFIG} from where the weights were quantized"
 
 
 def _quant_config_problems(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,10 @@ _MOST_GPUS = 1_000_000
 _RECORDED = re.compile(rb'^(release|vllm): "([0-9.]+)"', re.MULTILINE)
 
 
+_ASKED_FOR = ("config.pbtxt", "1/model.yaml")
+"""Files whose absence is another finding. The record, and scripts, which lie beside the model, are read elsewhere."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
     """The stamp of a generated folder. A value of a wrong type counts as absent."""
@@ -99,10 +103,6 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
     for problem, files in problems.items():
         if files:
             yield _missing(problem, files)
-
-
-_ASKED_FOR = ("config.pbtxt", "1/model.yaml")
-"""Files whose absence is another finding. The record, and scripts, which lie beside the model, are read elsewhere."""
 
 
 def _missing(problem: str, files: Mapping[str, str]) -> Finding:

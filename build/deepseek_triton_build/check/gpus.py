@@ -33,6 +33,8 @@ KIND_CPU = "KIND_CPU"
 TRTLLM_RANKS = "tensor x pipeline parallelism"
 VLLM_RANKS = "tensor x pipeline x data parallelism"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_LEAST_LIMITS: Mapping[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 128}
+"""vLLM's smallest defaults, which AsyncLLM has by itself (vllm/engine/arg_utils.py, get_batch_defaults)."""
 
 
 def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | None) -> Iterator[Finding]:
@@ -141,82 +143,65 @@ def count_problem(
 def _example(count: int, num_ranks: int | None) -> str:
     """Return a fix that shows what to write for `count` instances, shortened to fit a line."""
     size = num_ranks or 1
-    ids = ";".join(_ids(index * size, size) for index in range(min(count, 4))) + (";..." if count > 4 else "")
+    shown, more = (size, "") if size <= 16 else (2, ",...")
+    firsts = range(0, min(count, 4) * size, size)
+    lists = [",".join(map(str, range(first, first + shown))) + more for first in firsts]
+    ids = ";".join(lists) + (";..." if count > 4 else "")
     parameter = f'parameters [ {{ key: "{PARAMETER}", value: {{ string_value: "{ids}" }} }} ]'
     if count == 1:
         return f"write {parameter}, or leave the parameter out"
     return f"write {parameter}, with the GPUs of this machine, or count: 1 for one instance"
 
 
-def _ids(first: int, size: int) -> str:
-    """Return the numbers of `size` GPUs, beginning with `first`."""
-    listed = ",".join(map(str, range(first, first + (size if size <= 16 else 2))))
-    return listed + (",..." if size > 16 else "")
-
-
 def memory_problems(deployment: Deployment) -> Iterator[tuple[CheckCode, Violation]]:
     """Find weights or a KV cache that don't fit; nothing when a fact that they depend on is unknown."""
     deployment = well_typed(deployment)
-    try:
-        yield from _misfits(deployment)
-    except UnknownFactError:
-        return
-
-
-def _misfits(deployment: Deployment) -> Iterator[tuple[CheckCode, Violation]]:
-    gpu, architecture, checkpoint = deployment.gpu, deployment.architecture, deployment.checkpoint
-    budget = deployment_budget(deployment)
-    if budget is None or gpu is None or architecture is None or checkpoint is None:
-        return
-    held, context = budget.weights / GIB, budget.context / GIB
-    has = f"a GPU has {budget.memory / GIB:.1f} GiB"
-    if budget.weights + budget.context > budget.memory:
-        message = f"{has}, of which the weights take {held:.1f} and a CUDA context about {context:.0f}"
-        key = "enable_attention_dp" if deployment.layout.attention_dp else "tensor_parallel_size"
-        fix = _more_gpus(gpu, minimum_gpus(gpu, architecture, checkpoint), deployment.layout)
-        yield WEIGHTS_TOO_LARGE, Violation(key=key, message=message, fix=fix)
-    elif budget.kv_tokens < min(LEAST_KV_TOKENS, deployment.get("max_seq_len") or LEAST_KV_TOKENS):
-        message = (
-            f"{has}, of which the weights take {held:.1f} and an iteration with its CUDA graphs about "
-            f"{budget.workspace / GIB:.1f}; that leaves a KV cache of {budget.kv_tokens:,} tokens"
-        )
-        raised = "raise free_gpu_memory_fraction, " if budget.kv_cache > 0 else ""
-        fix = f"{raised}lower max_num_tokens or max_batch_size, or take more GPUs"
-        yield NO_ROOM_FOR_CACHE, Violation(key="max_num_tokens", message=message, fix=fix)
+    with suppress(UnknownFactError):
+        gpu, architecture, checkpoint = deployment.gpu, deployment.architecture, deployment.checkpoint
+        budget = deployment_budget(deployment)
+        if budget is None or gpu is None or architecture is None or checkpoint is None:
+            return
+        held, context = budget.weights / GIB, budget.context / GIB
+        has = f"a GPU has {budget.memory / GIB:.1f} GiB"
+        if budget.weights + budget.context > budget.memory:
+            message = f"{has}, of which the weights take {held:.1f} and a CUDA context about {context:.0f}"
+            key = "enable_attention_dp" if deployment.layout.attention_dp else "tensor_parallel_size"
+            fix = _more_gpus(gpu, minimum_gpus(gpu, architecture, checkpoint), deployment.layout)
+            yield WEIGHTS_TOO_LARGE, Violation(key=key, message=message, fix=fix)
+        elif budget.kv_tokens < min(LEAST_KV_TOKENS, deployment.get("max_seq_len") or LEAST_KV_TOKENS):
+            message = (
+                f"{has}, of which the weights take {held:.1f} and an iteration with its CUDA graphs about "
+                f"{budget.workspace / GIB:.1f}; that leaves a KV cache of {budget.kv_tokens:,} tokens"
+            )
+            raised = "raise free_gpu_memory_fraction, " if budget.kv_cache > 0 else ""
+            fix = f"{raised}lower max_num_tokens or max_batch_size, or take more GPUs"
+            yield NO_ROOM_FOR_CACHE, Violation(key="max_num_tokens", message=message, fix=fix)
 
 
 def vllm_memory_problems(deployment: VllmDeployment) -> Iterator[tuple[CheckCode, Violation]]:
     """Find weights or a KV cache that don't fit under vLLM; nothing when a fact that they depend on is unknown."""
     deployment = replace(deployment, settings={**_LEAST_LIMITS, **deployment.settings})
     with suppress(UnknownFactError):
-        yield from _vllm_misfits(deployment)
-
-
-_LEAST_LIMITS: Mapping[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 128}
-"""vLLM's smallest defaults, which AsyncLLM has by itself (vllm/engine/arg_utils.py, get_batch_defaults)."""
-
-
-def _vllm_misfits(deployment: VllmDeployment) -> Iterator[tuple[CheckCode, Violation]]:
-    gpu, architecture, checkpoint = deployment.gpu, deployment.architecture, deployment.checkpoint
-    budget = deployment.budget()
-    if budget is None or gpu is None or architecture is None or checkpoint is None:
-        return
-    held = f"a GPU has {budget.memory / GIB:.1f} GiB, of which the weights take {budget.weights / GIB:.1f}"
-    longest = deployment.get("max_model_len")
-    longest = longest if isinstance(longest, int) and longest > 0 else architecture.max_position_embeddings
-    if budget.weights + budget.context > budget.memory:
-        key = "data_parallel_size" if deployment.layout.attention_dp else "tensor_parallel_size"
-        fix = _more_gpus(gpu, minimum_gpus(gpu, architecture, checkpoint), deployment.layout)
-        yield WEIGHTS_TOO_LARGE, Violation(key=key, message=held, fix=fix)
-    elif budget.kv_tokens < longest:
-        share = deployment.get("gpu_memory_utilization")
-        message = (
-            f"{held} and an iteration with its CUDA graphs about {budget.workspace / GIB:.1f}; within the share of "
-            f"{share} that leaves a KV cache of {max(0, budget.kv_tokens):,} tokens, and vLLM does not start with less "
-            f"than max_model_len {longest:,}"
-        )
-        fix = "lower max_model_len or max_num_batched_tokens, raise gpu_memory_utilization, or take more GPUs"
-        yield NO_ROOM_FOR_CACHE, Violation(key="max_model_len", message=message, fix=fix)
+        gpu, architecture, checkpoint = deployment.gpu, deployment.architecture, deployment.checkpoint
+        budget = deployment.budget()
+        if budget is None or gpu is None or architecture is None or checkpoint is None:
+            return
+        held = f"a GPU has {budget.memory / GIB:.1f} GiB, of which the weights take {budget.weights / GIB:.1f}"
+        longest = deployment.get("max_model_len")
+        longest = longest if isinstance(longest, int) and longest > 0 else architecture.max_position_embeddings
+        if budget.weights + budget.context > budget.memory:
+            key = "data_parallel_size" if deployment.layout.attention_dp else "tensor_parallel_size"
+            fix = _more_gpus(gpu, minimum_gpus(gpu, architecture, checkpoint), deployment.layout)
+            yield WEIGHTS_TOO_LARGE, Violation(key=key, message=held, fix=fix)
+        elif budget.kv_tokens < longest:
+            share = deployment.get("gpu_memory_utilization")
+            message = (
+                f"{held} and an iteration with its CUDA graphs about {budget.workspace / GIB:.1f}; within the share of "
+                f"{share} that leaves a KV cache of {max(0, budget.kv_tokens):,} tokens, and vLLM does not start with "
+                f"less than max_model_len {longest:,}"
+            )
+            fix = "lower max_model_len or max_num_batched_tokens, raise gpu_memory_utilization, or take more GPUs"
+            yield NO_ROOM_FOR_CACHE, Violation(key="max_model_len", message=message, fix=fix)
 
 
 def _more_gpus(gpu: Gpu, least: int | None, layout: Layout) -> str:

@@ -211,15 +211,26 @@ def identify(
     :param file: the file that names the model, in its `line`.
     :raises UnknownNameError: when the user names an unknown variant, precision or GPU.
     """
-    findings = list(_unknown_names(stamp))
+    findings = []
+    for kind, names in (("variant", list(variants())), ("gpu", list(gpus()))):
+        name: Any = stamp.values.get(kind)
+        if name is not None and name not in names:
+            message = f"{stamp.file} names the {kind} {short_repr(name)}, which is not known here"
+            findings.append(
+                BAD_RECORD.finding(message, f"build it again for one of {', '.join(names)}", file=stamp.file)
+            )
     findings += [] if facts is not None else _other_model(options, stamp, model, file, line)
     variant, checkpoint = _by_name(options, stamp, model)
     architecture = variant.architecture if variant else None
     if facts is not None:
-        facts = _as_meant(facts, architecture)
+        alike = facts.architecture
+        if architecture is not None and alike is not None and alike.class_name == architecture.class_name:
+            facts = replace(facts, architecture=architecture)  # compared with the one that it is meant to have
         is_planned = options.variant is not None or stamp.text("variant") is not None
         findings += _contradictions(facts, variant, checkpoint, is_planned=is_planned)
-        architecture = _architecture(facts, variant) or architecture
+        # Of another model only the class may be one of ours, as that of Kimi-K2 is.
+        is_other = variant is None and facts.other_figures and facts.cut is None
+        architecture = (None if is_other else facts.architecture) or architecture
         if variant is not None and variant.architecture != architecture:
             variant = None
         checkpoint = _checkpoint_found(facts, architecture, variant, checkpoint)
@@ -238,21 +249,6 @@ def identify(
         has_16_bits=facts is not None and facts.has_16_bits,
     )
     return known, findings
-
-
-def _as_meant(facts: CheckpointFacts, meant: Architecture | None) -> CheckpointFacts:
-    """Return `facts` compared with the architecture that the model is meant to have, where they share a class."""
-    if meant is None or facts.architecture is None or facts.architecture.class_name != meant.class_name:
-        return facts
-    return replace(facts, architecture=meant)
-
-
-def _unknown_names(stamp: Stamp) -> Iterator[Finding]:
-    for kind, known in (("variant", variants()), ("gpu", gpus())):
-        name: Any = stamp.values.get(kind)
-        if name is not None and name not in list(known):
-            message = f"{stamp.file} names the {kind} {short_repr(name)}, which is not known here"
-            yield BAD_RECORD.finding(message, f"build it again for one of {', '.join(known)}", file=stamp.file)
 
 
 def _by_name(options: CheckOptions, stamp: Stamp, model: str) -> tuple[Variant | None, KnownCheckpoint | None]:
@@ -289,12 +285,6 @@ def _other_model(options: CheckOptions, stamp: Stamp, model: str, file: str, lin
         message = f"model: expected {precision} weights, found {safe_name(model)}, which has {checkpoint.precision}"
         fix = f"name a checkpoint with {precision} weights, or build again with --precision {checkpoint.precision}"
         yield (OTHER_FOLDER if by_folder else WRONG_PRECISION).finding(message, fix, file=file, line=line)
-
-
-def _architecture(facts: CheckpointFacts, variant: Variant | None) -> Architecture | None:
-    """Return the architecture of the checkpoint; None when only its class is one of ours, as that of Kimi-K2 is."""
-    is_other = facts.other_figures and facts.cut is None
-    return None if is_other and variant is None else facts.architecture
 
 
 def _contradictions(

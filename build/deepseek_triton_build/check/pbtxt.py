@@ -126,10 +126,9 @@ def check_config(
             fix += f", or put {message.backend}'s model.py into {place}"
         yield config.finding(WRONG_BACKEND, text, fix, at="backend")
     policies = (("decoupled", message.model_transaction_policy.decoupled), ("max_batch_size", message.max_batch_size))
+    defaults = {"decoupled": is_ours, "max_batch_size": 0}  # what model.py takes when triton_config lacks the key
     for key, here in policies if triton is not None else ():
-        yield from _check_policy(
-            config, key, here, (triton or {}).get(key, _default(key, is_ours)), model_yaml, is_ours
-        )
+        yield from _check_policy(config, key, here, (triton or {}).get(key, defaults[key]), model_yaml, is_ours)
     for tensor in (*message.input, *message.output):
         if _dtype(tensor) is None:
             yield config.unknown_number("data_type", tensor.data_type, at=f'"{tensor.name}"')
@@ -159,11 +158,6 @@ def backend_folder(config: ModelConfig, folder: Path) -> Path | None:
         return None
     places = (above / "backends" / name for above in (folder, folder.parent.parent))
     return next((place for place in places if os.path.isfile(place / "model.py")), None)
-
-
-def _default(key: str, is_ours: bool) -> Any:
-    """Return the value that model.py takes when triton_config doesn't have `key`."""
-    return is_ours if key == "decoupled" else 0
 
 
 def _check_policy(

@@ -10,12 +10,12 @@ from pathlib import Path
 from deepseek_triton_build.build_errors import NothingToCheckError
 from deepseek_triton_build.check.codes import UNREADABLE
 from deepseek_triton_build.check.documents import Document, read_yaml
-from deepseek_triton_build.check.finding import Finding, Report, in_order, make_finding
+from deepseek_triton_build.check.finding import Finding, Report, in_order
 from deepseek_triton_build.check.generated_origin import Stamp, changed_files, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions, require_model_root
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model, is_of_vllm_backend
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
-from deepseek_triton_build.check.rule_findings import CheckedFolder, PlacedDeployment
+from deepseek_triton_build.check.rule_findings import CheckedFolder, PlacedDeployment, rule_finding
 from deepseek_triton_build.check.schema import MODEL_YAML
 from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, ShellScript, Word, read_script
 from deepseek_triton_build.data.releases import Release, load_release
@@ -34,7 +34,11 @@ _SECTIONS = (*(f"{side}_servers" for side in SIDES), CLUSTER)
 
 def is_pair(directory: Path) -> bool:
     """Whether the folder holds the two sides of a pair, and not two models with these names."""
-    return all(_is_side(directory / side) for side in SIDES)
+    sides = [directory / side for side in SIDES]
+    return all(
+        os.path.isdir(side) and os.access(side, os.R_OK) and not any(name.isdecimal() for name in os.listdir(side))
+        for side in sides
+    )
 
 
 def missing_side(directory: Path) -> str | None:
@@ -45,14 +49,6 @@ def missing_side(directory: Path) -> str | None:
         if is_told and not os.path.lexists(directory / side):
             return side
     return None
-
-
-def _is_side(folder: Path) -> bool:
-    return (
-        os.path.isdir(folder)
-        and os.access(folder, os.R_OK)
-        and not any(name.isdecimal() for name in os.listdir(folder))
-    )
 
 
 def is_orchestrators(path: Path) -> bool:
@@ -86,28 +82,21 @@ def _below(side: str, finding: Finding) -> Finding:
     return finding if os.path.isabs(finding.file) else replace(finding, file=f"{side}/{finding.file}")
 
 
-def _placed(sides: Mapping[str, CheckedFolder]) -> dict[str, PlacedDeployment]:
-    """Return side -> the deployment of its model, where one is known."""
-    found = {side: next((one.placed for one in checked.models if one.placed), None) for side, checked in sides.items()}
-    return {side: placed for side, placed in found.items() if placed is not None}
-
-
-def _server_pair(placed: Mapping[str, PlacedDeployment]) -> ServerPair | None:
+def _server_pair(sides: Mapping[str, CheckedFolder]) -> tuple[dict[str, PlacedDeployment], ServerPair | None]:
+    """Return side -> the deployment of its model, where one is known, and both together where both are."""
+    known = {side: next((one.placed for one in checked.models if one.placed), None) for side, checked in sides.items()}
+    placed = {side: deployment for side, deployment in known.items() if deployment is not None}
     if len(placed) < len(SIDES):
-        return None
-    return ServerPair(context=placed[CONTEXT].deployment, generation=placed[GENERATION].deployment)
+        return placed, None
+    return placed, ServerPair(context=placed[CONTEXT].deployment, generation=placed[GENERATION].deployment)
 
 
 def _pair_findings(sides: Mapping[str, CheckedFolder]) -> Iterator[Finding]:
-    placed = _placed(sides)
-    pair = _server_pair(placed)
+    placed, pair = _server_pair(sides)
     for rule, violation in () if pair is None else disaggregation_violations(pair):
         side, _, key = (violation.key or CONTEXT).partition(".")
         file, line, name = placed[side].place(key or None)
-        finding = make_finding(
-            rule.code, rule.severity, violation.message, violation.fix, file=file, line=line, key=name or None
-        )
-        yield _below(side, finding)
+        yield _below(side, rule_finding(rule, violation, (file, line, name)))
 
 
 def orchestrator_findings(config: Path, sides: Mapping[str, CheckedFolder], options: CheckOptions) -> list[Finding]:
@@ -118,14 +107,10 @@ def orchestrator_findings(config: Path, sides: Mapping[str, CheckedFolder], opti
     findings += found
     if document is None:
         return findings
-    orchestrator = _orchestrator(document, script, _server_pair(_placed(sides)), options)
+    orchestrator = _orchestrator(document, script, _server_pair(sides)[1], options)
     for rule, violation in orchestrator_violations(orchestrator):
         file, line = (SCRIPT_NAME, None) if violation.key is None else (config.name, document.line(violation.key))
-        findings.append(
-            make_finding(
-                rule.code, rule.severity, violation.message, violation.fix, file=file, line=line, key=violation.key
-            )
-        )
+        findings.append(rule_finding(rule, violation, (file, line, violation.key or "")))
     return findings
 
 
@@ -173,22 +158,18 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     require_model_root(options)
     _require_path(directory)
     if is_pair(directory):
-        return check_pair(directory, _sides(directory, options), options)
+        return check_pair(directory, {side: _checked(directory / side, options) for side in SIDES}, options)
     if (missing := missing_side(directory)) is not None:
         raise NothingToCheckError(
             f"{directory}: expected a pair's two sides, {' and '.join(SIDES)}, found no folder {missing}; build the "
             "pair again, or name the folder of the other side"
         )
     if is_orchestrators(directory):
-        sides = _sides(directory.parent, options) if is_pair(directory.parent) else {}
-        return Report(findings=in_order(orchestrator_findings(directory, sides, options)), models=())
+        sides = SIDES if is_pair(directory.parent) else ()
+        checked_sides = {side: _checked(directory.parent / side, options) for side in sides}
+        return Report(findings=in_order(orchestrator_findings(directory, checked_sides, options)), models=())
     checked = _checked(directory, options)
     return Report(findings=in_order(checked.findings), models=tuple(one.model for one in checked.models))
-
-
-def _sides(directory: Path, options: CheckOptions) -> dict[str, CheckedFolder]:
-    """Return side -> everything that was checked in its folder of a pair."""
-    return {side: _checked(directory / side, options) for side in SIDES}
 
 
 def _checked(directory: Path, options: CheckOptions) -> CheckedFolder:
@@ -254,12 +235,11 @@ def _versions(folder: Path) -> list[str]:
 
     :raises OSError: when the folder can't be listed.
     """
-    return sorted(name for name in os.listdir(folder) if name.isdecimal() and _is_version(folder, name))
+    return sorted(name for name in os.listdir(folder) if name.isdecimal() and _is_version(folder, folder / name))
 
 
-def _is_version(folder: Path, name: str) -> bool:
+def _is_version(folder: Path, version_dir: Path) -> bool:
     """Whether the version folder has a model.yaml, or has lost one: it is ours, or may not be looked into."""
-    version_dir = folder / name
     if os.path.lexists(version_dir / MODEL_YAML) or is_of_vllm_backend(folder, version_dir):
         return True
     if os.path.isdir(version_dir) and not os.access(version_dir, os.X_OK):

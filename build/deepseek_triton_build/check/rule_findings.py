@@ -221,13 +221,19 @@ def make_vllm_deployment(
     )
 
 
+def rule_finding(rule: Rule | CheckCode, violation: Violation, place: Place) -> Finding:
+    """Return the finding about a broken rule at `place`."""
+    file, line, name = place
+    message, fix = violation.message, violation.fix
+    return make_finding(rule.code, rule.severity, message, fix, file=file, line=line, key=name or None)
+
+
 def _report(
     broken: Sequence[tuple[Rule | CheckCode, Violation]], place: Callable[[str | None], Place]
 ) -> Iterator[Finding]:
     for rule, violation in broken:
         file, line, name = place(violation.key)
-        key = name if violation.key else None
-        yield make_finding(rule.code, rule.severity, violation.message, violation.fix, file=file, line=line, key=key)
+        yield rule_finding(rule, violation, (file, line, name if violation.key else ""))
 
 
 def place_in(document: Document, arguments: CheckedArguments, release: Release) -> Callable[[str | None], Place]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from deepseek_triton_build.check.codes import CHECKS
 from deepseek_triton_build.check.finding import CheckCode
 from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES
@@ -51,18 +49,14 @@ _TOPICS = {
 def rules_page() -> str:
     """Return the page, in Markdown."""
     entries: list[Rule | CheckCode] = [*RULES, *PAIR_RULES, *VLLM_RULES, *CHECKS]
-    sections = [
-        _section(title, (entry for entry in entries if entry.code[0] == letter)) for letter, title in _TOPICS.items()
-    ]
-    return "\n".join([_INTRODUCTION, *sections])
-
-
-def _section(title: str, entries: Iterable[Rule | CheckCode]) -> str:
-    return "\n".join([f"## {title}", "", *map(_entry, entries)])
-
-
-def _entry(entry: Rule | CheckCode) -> str:
-    """Return one entry, under an anchor of its own, such as rules.md#h001."""
-    facts = f"*{entry.severity.capitalize()}; releases: {entry.releases}.*"
-    source = f"\nSource: {entry.source}\n" if entry.source else ""
-    return f'### <a id="{entry.code.lower()}"></a>{entry.code} {entry.title}\n\n{facts} {entry.why}\n{source}'
+    parts = [_INTRODUCTION]
+    for letter, title in _TOPICS.items():
+        parts += [f"## {title}", ""]
+        for entry in entries:
+            if entry.code[0] == letter:
+                facts = f"*{entry.severity.capitalize()}; releases: {entry.releases}.*"
+                source = f"\nSource: {entry.source}\n" if entry.source else ""
+                # The anchor, such as rules.md#h001, is what messages and other pages name.
+                heading = f'### <a id="{entry.code.lower()}"></a>{entry.code} {entry.title}'
+                parts.append(f"{heading}\n\n{facts} {entry.why}\n{source}")
+    return "\n".join(parts)

@@ -83,7 +83,11 @@ def read_header(file: BinaryIO) -> Header:
         )
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
-        raise _no_length(prefix + file.read(len(_LFS) - _PREFIX), length)
+        if prefix + file.read(len(_LFS) - _PREFIX) == _LFS:
+            raise PointerError("it is a Git LFS pointer, not the file it points to (byte 0)")
+        raise HeaderError(
+            f"byte 0 says that the header has {length:,} bytes, and at most {MAX_HEADER_BYTES:,} are possible"
+        )
     if length == 0:
         raise HeaderError("byte 0 says that the header has 0 bytes: nothing was written there, or the disk was full")
     content = file.read(length)
@@ -107,14 +111,6 @@ def read_header(file: BinaryIO) -> Header:
         for begin, end, name in spans
     }
     return Header(tensors, start + end, found)
-
-
-def _no_length(start: bytes, length: int) -> HeaderError:
-    if start == _LFS:
-        return PointerError("it is a Git LFS pointer, not the file it points to (byte 0)")
-    return HeaderError(
-        f"byte 0 says that the header has {length:,} bytes, and at most {MAX_HEADER_BYTES:,} are possible"
-    )
 
 
 def _parse(content: bytes) -> dict[str, Any]:

@@ -49,12 +49,8 @@ def files_read(folder: Path, *, only_indexed: bool = False) -> list[str]:
     return sorted(present if shards is None else filter(is_inside, shards))
 
 
-def _tell_nobody(_: Path) -> None:
-    pass
-
-
 def check_weights(
-    folder: Path, label: str, *, only_indexed: bool = False, on_file: Callable[[Path], None] = _tell_nobody
+    folder: Path, label: str, *, only_indexed: bool = False, on_file: Callable[[Path], None] = lambda _: None
 ) -> Iterator[Finding]:
     """Find weight files that are missing, damaged or unlike the index. Only the index and the headers are read.
 
