@@ -18,6 +18,7 @@ CHECKSUMS = "checksums.sha256"
 """The file with the checksums of those that an engine reads, in the form of sha256sum."""
 _CARD = "README.md"
 """The model card, which says under which licence the rest may travel. No engine reads it, so it needs no checksum."""
+_MEND = "restore the folder from this project's repository, or name another checkpoint with --model"
 
 
 def carried_files(plan: Plan) -> Mapping[str, bytes]:
@@ -35,38 +36,24 @@ def carried_files(plan: Plan) -> Mapping[str, bytes]:
 def _files(source: Path, edition: str) -> Mapping[str, bytes]:
     """Return the files that the checksums name, checksums of them, and the model card. Files in the folder `edition`
     replace those beside it; those of other editions stay behind."""
-    recorded = _recorded(source / CHECKSUMS)
-    names = {name: name for name in recorded if "/" not in name}
-    if edition:
-        inside = f"{edition}/"
-        replaced = {name.removeprefix(inside): name for name in recorded if name.startswith(inside)}
-        if not replaced:
-            raise UnusableCheckpointError(f"{source / CHECKSUMS}: expected files in {inside}, found none; {_MEND}")
-        names |= replaced
-    content = {name: _checked(source / origin, recorded[origin]) for name, origin in sorted(names.items())}
-    lines = [f"{sha256(data)}  {name}\n" for name, data in content.items()]
-    card = {_CARD: _read(source / _CARD)}
-    return content | card | {CHECKSUMS: "".join(lines).encode()}
-
-
-_MEND = "restore the folder from this project's repository, or name another checkpoint with --model"
-
-
-def _recorded(path: Path) -> Mapping[str, str]:
-    """Return name -> checksum."""
-    lines = _read(path).decode("utf-8", errors="replace").splitlines()
+    lines = _read(source / CHECKSUMS).decode("utf-8", errors="replace").splitlines()
+    recorded = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines if line)}
     if not lines:
-        raise UnusableCheckpointError(f"{path}: expected lines with checksums, found none; {_MEND}")
-    return {name: checksum for checksum, _, name in (line.partition("  ") for line in lines if line)}
-
-
-def _checked(path: Path, checksum: str) -> bytes:
-    content = _read(path)
-    if sha256(content) != checksum:
-        raise UnusableCheckpointError(
-            f"{path}: expected the file that {CHECKSUMS} names, found another or a cut one; {_MEND}"
-        )
-    return content
+        raise UnusableCheckpointError(f"{source / CHECKSUMS}: expected lines with checksums, found none; {_MEND}")
+    names = {name: name for name in recorded if "/" not in name}
+    inside = f"{edition}/"
+    replaced = {name.removeprefix(inside): name for name in recorded if name.startswith(inside)}
+    if edition and not replaced:
+        raise UnusableCheckpointError(f"{source / CHECKSUMS}: expected files in {inside}, found none; {_MEND}")
+    names |= replaced if edition else {}
+    content = {name: _read(source / origin) for name, origin in sorted(names.items())}
+    for name, data in content.items():
+        if sha256(data) != recorded[names[name]]:
+            raise UnusableCheckpointError(
+                f"{source / names[name]}: expected the file that {CHECKSUMS} names, found another or a cut one; {_MEND}"
+            )
+    own = "".join(f"{sha256(data)}  {name}\n" for name, data in content.items())
+    return content | {_CARD: _read(source / _CARD), CHECKSUMS: own.encode()}
 
 
 def _read(path: Path) -> bytes:

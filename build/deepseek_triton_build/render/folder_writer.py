@@ -60,7 +60,13 @@ def write_repository(
         scratch = _write_and_swap(files, output, before)
     except OSError as error:
         raise OutputError(f"{output}: can't be written: {error.strerror}; choose another --output") from error
-    _remove(scratch, output)
+    try:
+        _remove_tree(scratch)
+    except OSError as error:  # a container that ran what was there as root may have left files in it
+        raise OutputError(
+            f"{output}: is in place, but what was there before can't be removed: {error.strerror}; remove "
+            f"{scratch} by hand"
+        ) from error
     return is_replaced
 
 
@@ -81,7 +87,8 @@ def replace_repository(
     try:
         _refuse_served(output)
         backups = backups_of(output)
-        backup = _backup(output, _number(backups[-1]) + 1 if backups else 1)
+        number = _number(backups[-1]) + 1 if backups else 1
+        backup = output.with_name(f"{output.name}.before-upgrade-{number}")
         scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
         try:
             fresh = scratch / "fresh"
@@ -113,10 +120,6 @@ def backups_of(output: Path) -> list[Path]:
     return sorted((path for path in beside if _number(path)), key=_number)
 
 
-def _backup(output: Path, number: int) -> Path:
-    return output.with_name(f"{output.name}.before-upgrade-{number}")
-
-
 def _number(backup: Path) -> int:
     """Return the number at the end of a backup's name; 0 for a name that is none of a backup."""
     found = _BACKUP_NAME.search(backup.name)
@@ -131,12 +134,16 @@ def backup_above(folder: Path) -> Path | None:
 
 def _fill(fresh: Path, files: Sequence[File], output: Path, kept: Sequence[str]) -> None:
     """Write `files`, and what is `kept` of `output`, to `fresh`, with the modes and owners that `output` has."""
-    for folder in {path.parent for path in (*(file.path for file in files), *map(PurePosixPath, kept))}:
-        (fresh / folder).mkdir(parents=True, exist_ok=True)
-    for file in files:
-        _write(fresh / file.path, file)
+    _write_files(fresh, files, kept)
     for name in kept:
-        _keep(output / name, fresh / name)
+        path, place = output / name, fresh / name
+        if stat.S_ISDIR(path.lstat().st_mode):
+            place.mkdir(exist_ok=True)
+            continue
+        try:
+            os.link(path, place, follow_symlinks=False)
+        except OSError:  # another user's file, or a file system without hard links
+            shutil.copy2(path, place, follow_symlinks=False)
     for path in (fresh, *fresh.rglob("*")):
         before = output / path.relative_to(fresh)
         if path.is_symlink() or not os.path.lexists(before) or before.is_symlink():
@@ -148,16 +155,6 @@ def _fill(fresh: Path, files: Sequence[File], output: Path, kept: Sequence[str])
             with contextlib.suppress(PermissionError):  # root of another machine, on a network file system
                 os.chown(path, status.st_uid, status.st_gid)
         path.chmod(stat.S_IMODE(status.st_mode))
-
-
-def _keep(path: Path, kept: Path) -> None:
-    if stat.S_ISDIR(path.lstat().st_mode):
-        kept.mkdir(exist_ok=True)
-        return
-    try:
-        os.link(path, kept, follow_symlinks=False)
-    except OSError:  # another user's file, or a file system without hard links
-        shutil.copy2(path, kept, follow_symlinks=False)
 
 
 def _resolved(output: Path) -> Path:
@@ -180,18 +177,20 @@ def _write_and_swap(files: list[File], output: Path, before: Callable[[], None] 
         output.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
         fresh = scratch / "fresh"
-        for folder in {file.path.parent for file in files}:
-            (fresh / folder).mkdir(parents=True, exist_ok=True)
-        for file in files:
-            _write(fresh / file.path, file)
+        _write_files(fresh, files)
         if output.exists():
             fresh.chmod(stat.S_IMODE(output.stat().st_mode))
         if before is not None:
             before()
         _swap(fresh, output, scratch / "replaced")
     except BaseException as error:
+        if scratch is not None and (scratch / "replaced").exists():  # the only copy of what was there before
+            raise OutputError(
+                f"{output}: was interrupted, and what was there before can't be put back; it is whole in "
+                f"{scratch / 'replaced'}: move it back by hand"
+            ) from error
         if scratch is not None:
-            _discard(scratch, output, error)
+            _remove_tree(scratch)
         for parent in made:
             if parent.is_dir():
                 parent.rmdir()
@@ -199,10 +198,14 @@ def _write_and_swap(files: list[File], output: Path, before: Callable[[], None] 
     return scratch
 
 
-def _write(path: Path, file: File) -> None:
-    path.write_bytes(file.content)
-    if file.executable:
-        path.chmod(0o755)
+def _write_files(fresh: Path, files: Sequence[File], others: Sequence[str] = ()) -> None:
+    """Write `files` to `fresh`, with the folders that they and the paths `others` need."""
+    for folder in {path.parent for path in (*(file.path for file in files), *map(PurePosixPath, others))}:
+        (fresh / folder).mkdir(parents=True, exist_ok=True)
+    for file in files:
+        (fresh / file.path).write_bytes(file.content)
+        if file.executable:
+            (fresh / file.path).chmod(0o755)
 
 
 def _swap(fresh: Path, output: Path, replaced: Path) -> None:
@@ -219,37 +222,12 @@ def _swap(fresh: Path, output: Path, replaced: Path) -> None:
         raise
 
 
-def _discard(scratch: Path, output: Path, error: BaseException) -> None:
-    """Remove the scratch folder, unless it holds the only copy of what was there before.
-
-    :raises OutputError: when what was there before could not be put back; the message says where it is.
-    """
-    kept = scratch / "replaced"
-    if kept.exists():
-        raise OutputError(
-            f"{output}: was interrupted, and what was there before can't be put back; it is whole in {kept}: move it "
-            "back by hand"
-        ) from error
-    _remove_tree(scratch)
-
-
 def _remove_tree(folder: Path) -> None:
     """Remove a folder of ours with all in it, folders too that had kept a mode in which nobody may write them."""
     for place, _, _ in os.walk(folder):
         with contextlib.suppress(PermissionError):  # another user's: then removing it says so
             os.chmod(place, stat.S_IRWXU)
     shutil.rmtree(folder)
-
-
-def _remove(scratch: Path, output: Path) -> None:
-    """Remove what was replaced. A container that ran it as root may have left files in it that we can't remove."""
-    try:
-        _remove_tree(scratch)
-    except OSError as error:
-        raise OutputError(
-            f"{output}: is in place, but what was there before can't be removed: {error.strerror}; remove "
-            f"{scratch} by hand"
-        ) from error
 
 
 def _refuse_foreign(output: Path) -> None:
@@ -267,17 +245,13 @@ def _refuse_served(output: Path) -> None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
+                repository = found.parents[1] if found.parent.name == MODEL else found.parent
                 raise OutputError(
                     f"{output}: a server runs from this folder; stop it first (deepseek-triton launch stop "
-                    f"{_repository_of(found)}, or as it was started); `build` can also write elsewhere, with --output"
+                    f"{repository}, or as it was started); `build` can also write elsewhere, with --output"
                 ) from error
             except OSError:  # a file system without locks
                 return
-
-
-def _repository_of(manifest: Path) -> Path:
-    """Return the folder that a manifest is of."""
-    return manifest.parents[1] if manifest.parent.name == MODEL else manifest.parent
 
 
 def _refuse_loss(output: Path, files: list[File]) -> None:

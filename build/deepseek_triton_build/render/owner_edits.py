@@ -32,13 +32,17 @@ def edited_names(output: Path, manifest: str, recorded: Mapping[str, str], new: 
     recorded = {name: checksum for name, checksum in recorded.items() if _is_inside(name)}
     ours = _folders_of({*recorded, *new})
     present = present_paths(output, {*recorded, *new})
-    gone = [name for name in recorded if name not in present]
-    changed = [
-        name
-        for name, path in present.items()
-        if name != manifest and name not in ours and _is_edited(path, recorded.get(name), new.get(name))
-    ]
-    return sorted({*gone, *changed})
+    edited = {name for name in recorded if name not in present}
+    for name, path in present.items():
+        if name == manifest or name in ours:
+            continue
+        if (
+            not stat.S_ISREG(path.lstat().st_mode)
+            or (name not in recorded and name not in new)
+            or ((content := path.read_bytes()) != new.get(name) and sha256(content) != recorded.get(name))
+        ):
+            edited.add(name)
+    return sorted(edited)
 
 
 def recorded_checksums(record: Mapping[str, Any]) -> dict[str, str]:
@@ -65,17 +69,17 @@ def _folders_of(names: Set[str]) -> set[str]:
 
 def _entries(output: Path) -> Iterator[tuple[str, Path]]:
     """Yield everything that is not a folder, and the folders that are empty. Links are not followed."""
-    for folder, folders, files in os.walk(output, onerror=_fail):
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for folder, folders, files in os.walk(output, onerror=fail):
         here = Path(folder)
         if here != output and not folders and not files:
             yield here.relative_to(output).as_posix(), here
         for path in (here / name for name in (*folders, *files)):
             if not stat.S_ISDIR(path.lstat().st_mode):
                 yield path.relative_to(output).as_posix(), path
-
-
-def _fail(error: OSError) -> None:
-    raise error
 
 
 def _is_inside(name: str) -> bool:
@@ -93,19 +97,14 @@ def _is_python_cache(name: str, path: Path, ours: set[str]) -> bool:
     return stat.S_ISDIR(kind) if entry is cache else stat.S_ISREG(kind) and entry.suffix == ".pyc"
 
 
-def _is_edited(path: Path, recorded: str | None, new: bytes | None) -> bool:
-    if (recorded is None and new is None) or not stat.S_ISREG(path.lstat().st_mode):
-        return True
-    content = path.read_bytes()
-    return content != new and sha256(content) != recorded
-
-
 def edits_diff(output: Path, edited: Iterable[str], new: Mapping[str, bytes]) -> str:
     """Return a unified diff from the files `edited` in the folder `output` to `new`, of MAX_LINES lines at most.
 
     :param new: the content of every file that would be written, by path.
     """
-    lines = [_printable(line) for name in edited for line in _file_diff(output, name, new.get(name))]
+    lines = [line for name in edited for line in _file_diff(output, name, new.get(name))]
+    # A terminal might obey other characters.
+    lines = ["".join(c if c.isprintable() or c == "\t" else "?" for c in line) for line in lines]
     if len(lines) > MAX_LINES:
         lines = [*lines[: MAX_LINES - 1], f"... and {len(lines) - MAX_LINES + 1} more lines"]
     return "\n".join(lines)
@@ -152,8 +151,3 @@ def _text(content: bytes) -> str | None:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         return None
-
-
-def _printable(line: str) -> str:
-    """Return `line` with a question mark for every character that a terminal might obey."""
-    return "".join(character if character.isprintable() or character == "\t" else "?" for character in line)
