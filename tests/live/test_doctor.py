@@ -55,6 +55,8 @@ def test_a_stub_is_left_over_only_when_its_server_is_gone(renamed_server: Server
     [region] = [word for word in stub.command if word.startswith("deepseek_triton_")]
     assert region.rpartition("_")[0] not in healthy.fix
 
+    supervisor = next(each.parent for each in Machine().processes() if each.pid == server)
+    os.kill(supervisor, signal.SIGSTOP)  # or it would end what its server leaves
     os.kill(stub.pid, signal.SIGSTOP)  # or it would leave by itself
     try:
         os.kill(server, signal.SIGKILL)
@@ -62,6 +64,7 @@ def test_a_stub_is_left_over_only_when_its_server_is_gone(renamed_server: Server
         left = leftovers()
     finally:
         os.kill(stub.pid, signal.SIGKILL)
+        os.kill(supervisor, signal.SIGCONT)
 
     assert left.level == "warning"
     assert str(stub.pid) in left.fix

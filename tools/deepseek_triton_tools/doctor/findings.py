@@ -221,9 +221,9 @@ def assess_capabilities(reported: Iterable[Reported], expected: Expected) -> Seq
     """Return every capability, with the findings that block it."""
     blocking = [each for each in reported if each.finding.blocks]
     started = _STARTED_BY.get(expected.engine or "", {})
-    assessed = []
+    capabilities = []
     for name, title in CAPABILITIES.items():
-        needed = {name, started.get(name, name)}
-        blocked_by = tuple(each for each in blocking if not needed.isdisjoint(each.needs))
-        assessed.append(Capability(id=name, title=title, works=not blocked_by, blocked_by=blocked_by))
-    return assessed
+        needs = {name, started.get(name, name)}
+        blocked_by = tuple(each for each in blocking if not needs.isdisjoint(each.needs))
+        capabilities.append(Capability(id=name, title=title, works=not blocked_by, blocked_by=blocked_by))
+    return capabilities

@@ -42,6 +42,59 @@ _NEEDS = (SERVE, MPIRUN)
 _MAX_CLOCK_SKEW_S = 2.0
 _UNKNOWN = "none"
 _SAME_CONTAINER = "run the same container on every host"
+_CONNECT_S = 10
+# For all checks of one host, which read the headers of 163 files, perhaps on a slow file system.
+_DEADLINE_S = 120
+_MAX_CONNECTIONS = 32
+"""Hosts that are examined at the same time."""
+_PACKAGE = "deepseek_triton_tools"
+# The files and folders that are sent. They import each other and the standard library only (a test holds that).
+SENT = (
+    *("__init__.py", "_version.py", "pages.py", "tool_errors.py", "host", "doctor/__init__.py"),
+    *("doctor/examine.py", "doctor/findings.py", "doctor/gpu.py", "doctor/launches.py", "doctor/machine.py"),
+    *("doctor/mpi.py", "doctor/software.py", "doctor/storage.py", "doctor/system.py", "doctor/tuning.py"),
+    "doctor/versions.py",
+)
+_NEEDED = "Python 3.10 or newer is needed"
+# Code for `python3 -c`, which takes the zip on its standard input. The zip is kept in memory (memfd_create(2)).
+BOOTSTRAP = (
+    "import os,sys\n"
+    f"sys.version_info>=(3,10) or sys.exit('{_NEEDED}, this is %d.%d' % sys.version_info[:2])\n"
+    "f=os.memfd_create('doctor')\n"
+    "open(f,'wb',closefd=False).write(sys.stdin.buffer.read())\n"
+    "sys.path.insert(0,'/proc/self/fd/%d' % f)\n"
+    "from deepseek_triton_tools.doctor.examine import main\n"
+    "main()\n"
+)
+_NO_PYTHON = ("there is no such Python on it", "install python3, or name its Python with --python")
+_KNOWN_MESSAGES = (
+    (
+        "Permission denied",
+        "ssh needs a password or another key, and mpirun can give neither",
+        "use ssh-copy-id or an ssh-agent; `deepseek-triton launch ssh-setup DIR --hosts A,B` prints all steps",
+    ),
+    (
+        "Host key verification failed",
+        "the host's key is not known here, or has changed",
+        "ssh to it once by hand, or ssh-keyscan HOST >> ~/.ssh/known_hosts",
+    ),
+    (
+        "Could not resolve hostname",
+        "its name has no address here",
+        "correct the name, or add it to /etc/hosts or ~/.ssh/config",
+    ),
+    ("Connection refused", "no sshd listens at that port", "start sshd, or give its port with --ssh-port"),
+    ("timed out", "nothing answers: a firewall is in between, or the machine is off", "check both"),
+    ("No route to host", "no route leads to that address", "check its network and the routes of this machine"),
+    ("not found", *_NO_PYTHON),
+    ("No such file", *_NO_PYTHON),
+    (
+        "3.10 or newer is needed",
+        "its Python is too old for the checks and the backend",
+        "name another Python with --python",
+    ),
+)
+"""Words on standard error -> cause and fix; the first that fits counts."""
 
 
 @dataclass(frozen=True)
@@ -153,27 +206,6 @@ def clock(report: HostReport, asked_at: float, answered_at: float) -> Reported:
     return Reported(check="clock", title="clock", host=report.host, finding=finding)
 
 
-_PACKAGE = "deepseek_triton_tools"
-# The files and folders that are sent. They import each other and the standard library only (a test holds that).
-SENT = (
-    *("__init__.py", "_version.py", "pages.py", "tool_errors.py", "host", "doctor/__init__.py"),
-    *("doctor/examine.py", "doctor/findings.py", "doctor/gpu.py", "doctor/launches.py", "doctor/machine.py"),
-    *("doctor/mpi.py", "doctor/software.py", "doctor/storage.py", "doctor/system.py", "doctor/tuning.py"),
-    "doctor/versions.py",
-)
-_NEEDED = "Python 3.10 or newer is needed"
-# Code for `python3 -c`, which takes the zip on its standard input. The zip is kept in memory (memfd_create(2)).
-BOOTSTRAP = (
-    "import os,sys\n"
-    f"sys.version_info>=(3,10) or sys.exit('{_NEEDED}, this is %d.%d' % sys.version_info[:2])\n"
-    "f=os.memfd_create('doctor')\n"
-    "open(f,'wb',closefd=False).write(sys.stdin.buffer.read())\n"
-    "sys.path.insert(0,'/proc/self/fd/%d' % f)\n"
-    "from deepseek_triton_tools.doctor.examine import main\n"
-    "main()\n"
-)
-
-
 def pack(expected: Expected) -> bytes:
     """Return the zip. It is not compressed, because not every Python has zlib."""
     content = io.BytesIO()
@@ -191,13 +223,6 @@ def sent_files() -> Iterator[tuple[str, Path]]:
         path = root / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             yield file.relative_to(root).as_posix(), file
-
-
-_CONNECT_S = 10
-# For all checks of one host, which read the headers of 163 files, perhaps on a slow file system.
-_DEADLINE_S = 120
-_MAX_CONNECTIONS = 32
-"""Hosts that are examined at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,37 +338,6 @@ def examine_by_command(
     reached = Reported(check="reached", title="reached", host=host, finding=ok("without a password"))
     findings = (reached, clock(report, asked_at, answered_at)) if command[0] == "ssh" else ()
     return HostResult(host=host, report=report, findings=findings)
-
-
-_NO_PYTHON = ("there is no such Python on it", "install python3, or name its Python with --python")
-_KNOWN_MESSAGES = (
-    (
-        "Permission denied",
-        "ssh needs a password or another key, and mpirun can give neither",
-        "use ssh-copy-id or an ssh-agent; `deepseek-triton launch ssh-setup DIR --hosts A,B` prints all steps",
-    ),
-    (
-        "Host key verification failed",
-        "the host's key is not known here, or has changed",
-        "ssh to it once by hand, or ssh-keyscan HOST >> ~/.ssh/known_hosts",
-    ),
-    (
-        "Could not resolve hostname",
-        "its name has no address here",
-        "correct the name, or add it to /etc/hosts or ~/.ssh/config",
-    ),
-    ("Connection refused", "no sshd listens at that port", "start sshd, or give its port with --ssh-port"),
-    ("timed out", "nothing answers: a firewall is in between, or the machine is off", "check both"),
-    ("No route to host", "no route leads to that address", "check its network and the routes of this machine"),
-    ("not found", *_NO_PYTHON),
-    ("No such file", *_NO_PYTHON),
-    (
-        "3.10 or newer is needed",
-        "its Python is too old for the checks and the backend",
-        "name another Python with --python",
-    ),
-)
-"""Words on standard error -> cause and fix; the first that fits counts."""
 
 
 def _why_no_report(done: subprocess.CompletedProcess[bytes], command: Sequence[str]) -> tuple[str, str, str]:

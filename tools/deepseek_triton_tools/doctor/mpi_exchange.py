@@ -23,8 +23,8 @@ from deepseek_triton_tools.doctor.findings import (
 from deepseek_triton_tools.doctor.hosts import HostResult, Ssh
 from deepseek_triton_tools.doctor.machine import Done, Machine
 
+# For the exchange itself. A rank ends after twice as long, mpirun after three times.
 PATIENCE_S = 10
-"""For the exchange itself. A rank ends after twice as long, mpirun after three times."""
 _PAIRS_AT_ONCE = 8
 _NETWORK = (
     "name the network between the hosts (--interface eth0), and let TCP connections between them pass at all ports: "
@@ -64,30 +64,29 @@ class RankExchange:
 
 
 def exchange_findings(
-    visits: Sequence[HostResult],
+    results: Sequence[HostResult],
     machine: Machine,
     expected: Expected,
     *,
     ssh: Ssh,
     python: str | None,
-    patience_s: float = PATIENCE_S,
 ) -> Iterator[Reported]:
     """Run the exchange where a launch would use MPI between hosts."""
-    if len(visits) < 2 or (expected.engine is not None and not expected.is_tensorrt_llm):
+    if len(results) < 2 or (expected.engine is not None and not expected.is_tensorrt_llm):
         return
-    hosts = [visit.host for visit in visits]
-    if why_not := _why_not(visits, machine, ssh):
+    hosts = [result.host for result in results]
+    if why_not := _why_not(results, machine, ssh):
         finding = skipped(why_not)
     else:
-        finding = _finding(Mpirun(machine, expected, ssh, python or "python3", patience_s), hosts)
+        finding = _finding(Mpirun(machine, expected, ssh, python or "python3", PATIENCE_S), hosts)
     needs = (SERVE, MPIRUN)
     yield Reported(
         check="mpi-exchange", title="MPI between the hosts", host=", ".join(hosts), finding=finding, needs=needs
     )
 
 
-def _why_not(visits: Sequence[HostResult], machine: Machine, ssh: Ssh) -> str | None:
-    if unreached := [visit.host for visit in visits if visit.report is None]:
+def _why_not(results: Sequence[HostResult], machine: Machine, ssh: Ssh) -> str | None:
+    if unreached := [result.host for result in results if result.report is None]:
         return f"no report from {', '.join(unreached)}"
     installed = mpi.mpi_version(machine)
     if installed is None:

@@ -38,6 +38,13 @@ _CAP_IPC_LOCK = 1 << 14
 _CAP_SYS_NICE = 1 << 23
 # uid_map of the first user namespace (user_namespaces(7)).
 _ALL_USERS = ["0", "0", "4294967295"]
+_VIRTUAL = re.compile(r"docker|veth|virbr|br-|cni|flannel|cali|lxc|tun|tap|ifb|dummy|kube")
+"""Beginnings of the names of interfaces that don't lead to another machine."""
+_SEND_BUFFER = "/proc/sys/net/core/wmem_default"
+# Bytes with which no stream was torn (docs/tritonserver.md). Linux's default is 212,992.
+_SEND_BUFFER_WANTED = 2**24
+# One waiting response takes so many of it: 212,992 bytes take 278, and 16 MiB take 21,846 (Linux 6.18, x86-64).
+_BYTES_PER_RESPONSE = 768
 
 
 def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
@@ -155,15 +162,6 @@ def _may_lock_all(machine: Machine) -> bool:
         return owners == _ALL_USERS and _has(_status(machine), _CAP_IPC_LOCK)
     except OSError:
         return False
-
-
-_VIRTUAL = re.compile(r"docker|veth|virbr|br-|cni|flannel|cali|lxc|tun|tap|ifb|dummy|kube")
-"""Beginnings of the names of interfaces that don't lead to another machine."""
-_SEND_BUFFER = "/proc/sys/net/core/wmem_default"
-# Bytes with which no stream was torn (docs/tritonserver.md). Linux's default is 212,992.
-_SEND_BUFFER_WANTED = 2**24
-# One waiting response takes so many of it: 212,992 bytes take 278, and 16 MiB take 21,846 (Linux 6.18, x86-64).
-_BYTES_PER_RESPONSE = 768
 
 
 def check_ports(machine: Machine, expected: Expected) -> MachineFinding:
