@@ -12,11 +12,13 @@ import io
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from deepseek_triton_build.catalog import is_engine_variable, vllm_containers, vllm_image_name
-from deepseek_triton_build.text import comment_lines, for_comment, safe_name
+from deepseek_triton_build.text import for_comment, safe_name
+from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.launching import start_script
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
@@ -118,9 +120,6 @@ def created_folders(facts: LaunchFacts, options: LaunchOptions) -> list[str]:
     return folders
 
 
-CommandPart = tuple[Sequence[str], str]
-"""Words of the docker command, and the comment that gives their reason."""
-
 _DEVICE = r"(GPU|MIG)-[\w-]+"
 _GPUS = re.compile(rf"all|none|[1-9]\d*|{_DEVICE}|(\d+|{_DEVICE})(,(\d+|{_DEVICE}))+", re.ASCII)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
@@ -167,41 +166,73 @@ def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     start_script.dry_run(facts.start_script, start_script.server_environment(options), options.server_args)
-    lines = [
-        *start_script.head(facts, "docker"),
-        *comment_lines("To stop it, send SIGTERM (Ctrl-C, docker stop): it finishes open requests and then ends."),
-        "set -euo pipefail",
-        "",
-        *comment_lines(
-            "docker refuses to mount a folder that does not exist. Compiled kernels are kept here, for this image and "
-            "this GPU only."
-        ),
-        f"mkdir -p -- {shlex.join(created_folders(facts, options))}",
-        "",
-        "command=(",
-    ]
-    for command, why in command_parts(facts, options):
-        lines += [*comment_lines(why, "  "), f"  {shlex.join(command)}"]
-    return "\n".join([*lines, ")", 'exec "${command[@]}"']) + "\n"
+    values = {
+        "version": __version__,
+        "source": for_comment(facts.source),
+        "start": shlex.join([str(facts.start_script), *options.server_args]),
+        "is_removed": not options.restart,
+    }
+    return start_script.filled("docker.sh", values | docker_run(facts, options))
 
 
-def command_parts(facts: LaunchFacts, options: LaunchOptions) -> list[CommandPart]:
-    """Return the docker command in parts. The last two are the image, and what runs in it."""
-    return [
-        (["docker", "run", "--name", container_name(facts, options)], "The name for docker stop, logs and exec."),
-        _life(facts, options),
-        *_gpus(facts, options),
-        *_confinement(facts),
-        *_memory(facts, options),
-        *_network(options),
-        *_mounts(facts, options),
-        *_environment(options),
-        ([image_of(facts, options)], _image_why(facts, options)),
-        (
-            [str(facts.start_script), *options.server_args],
-            "Process 1 is the supervisor: it receives the signals, and ends all processes that it started.",
+def docker_run(facts: LaunchFacts, options: LaunchOptions) -> dict[str, Any]:
+    """Return the values of templates/docker-run.sh, and of what every script does around it."""
+    stop, serving, image = options.stop_times, facts.serving, image_of(facts, options)
+    gpus = options.gpus or ("all" if facts.gpus_per_node else "none")
+    if not gpus.isdecimal() and gpus not in ("all", "none"):
+        gpus = f'"device={gpus}"'  # docker reads the value as CSV, where a comma would end it
+    shm_bytes = options.shm_size or facts.shm_bytes
+    ports = [str(port) for port in (options.http_port, options.grpc_port, options.metrics_port)]
+    address = f"[{options.address}]" if ":" in (options.address or "") else options.address
+    published = [f"{address}:{port}:{port}" if address else f"{port}:{port}" for port in ports]
+    # In a network of its own the server listens on all addresses, and docker publishes on the one of --address.
+    inside = options if options.network == "host" else dataclasses.replace(options, address=None)
+    ready_folder = options.ready_file and os.path.dirname(os.path.abspath(options.ready_file))
+    hub = serving.hub_cache if serving and serving.names else None
+    software = f"vLLM {facts.vllm}" if facts.vllm else f"TensorRT-LLM {facts.release}"
+    return {
+        "folders": shlex.join(created_folders(facts, options)),
+        "name": container_name(facts, options),
+        "restart": options.restart and shlex.quote(options.restart),
+        "detach": options.detach,
+        "exit_timeout_s": options.exit_timeout,
+        "supervisor_kill_s": stop.supervisor_kill_s,
+        "mpirun_kill": f"mpirun after {stop.mpirun_kill_s} s, " if facts.uses_mpi else "",
+        "stop_timeout_s": stop.docker_stop_timeout_s,
+        "planned": f"The plan is for {facts.gpus_per_node} x {facts.gpu}. " if facts.gpu else "",
+        "gpus": "" if gpus == "none" else shlex.quote(gpus),
+        # Over several nodes an ssh server runs there, which changes users and writes where it likes.
+        "is_confined": facts.nodes == 1 or not facts.uses_mpi,
+        "ipc_host": options.ipc_host,
+        "shm_size": sized(shm_bytes),
+        "shm_bytes": shm_bytes,
+        "transports": transports(facts),
+        "expert_copy_why": facts.expert_copy_why,
+        "host_network": options.network == "host",
+        "network": shlex.quote(options.network),
+        "ports": ", ".join(ports),
+        "listens": (
+            f"on {options.address} only" if options.address else "on all its addresses; --address limits them to one"
         ),
-    ]
+        "published": shlex.join(word for port in published for word in ("--publish", port)),
+        "repository_mount": bind(str(facts.folder), str(facts.folder)),
+        "checkpoint_mounts": [bind(source, place) for place, source in facts.mounts.items()],
+        "hub": hub and shlex.quote(f"HF_HUB_CACHE={hub}"),
+        "hub_names": " and ".join(serving.names) if serving else "",
+        "hub_mount": hub and bind(hub, hub, writable=True),
+        "has_token": bool(os.environ.get("HF_TOKEN")),
+        "kernel_mount": bind(str(kernel_folder(facts, options)), KERNELS_MOUNT, writable=True),
+        "ready_mount": ready_folder and bind(ready_folder, ready_folder, writable=True),
+        "kernel_variables": _env(kernel_environment()),
+        "server_variables": _env(start_script.server_environment(inside)),
+        "image": shlex.quote(image) if image else None,
+        "comment_image": for_comment(image),
+        "image_why": (
+            f"The image of --image; the repository was made for {facts.image or 'no container'}."
+            if options.image
+            else f"The image that the repository was made for: it has {software}."
+        ),
+    }
 
 
 def container_name(facts: LaunchFacts, options: LaunchOptions) -> str:
@@ -209,131 +240,13 @@ def container_name(facts: LaunchFacts, options: LaunchOptions) -> str:
     return options.name or f"deepseek-triton-{slug or 'server'}"
 
 
-def _life(facts: LaunchFacts, options: LaunchOptions) -> CommandPart:
-    words = ["--restart", options.restart] if options.restart else ["--rm"]
-    why = (
-        "--restart: as requested." if options.restart else "--rm: the name is free again once the container has ended."
-    )
-    if options.detach:
-        words.append("--detach")
-        why += " --detach: the container runs in the background; docker logs shows its output."
-    times = options.stop_times
-    words += ["--stop-timeout", str(times.docker_stop_timeout_s)]
-    return (
-        words,
-        f"{why} --stop-timeout: docker stop must not kill before the supervisor does. Open requests get "
-        f"{options.exit_timeout} s (EXIT_TIMEOUT), the supervisor kills what is left after "
-        f"{times.supervisor_kill_s} s, {f'mpirun after {times.mpirun_kill_s} s, ' if facts.uses_mpi else ''}and some "
-        "seconds are to spare. With docker's default of 10 s answers would be cut short.",
-    )
-
-
-def _gpus(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]:
-    which = options.gpus or ("all" if facts.gpus_per_node else "none")
-    if which == "none":
-        return
-    planned = f"The plan is for {facts.gpus_per_node} x {facts.gpu}. " if facts.gpu else ""
-    if not which.isdecimal() and which != "all":
-        which = f'"device={which}"'  # docker reads the value as CSV, where a comma would end it
-    yield ["--gpus", which], f"{planned}all takes every GPU of the machine; --gpus N or 0,1 leaves some to others."
-
-
-def _confinement(facts: LaunchFacts) -> Iterator[CommandPart]:
-    if facts.nodes > 1 and facts.uses_mpi:
-        return  # an ssh server runs there, which changes users and writes where it likes
-    yield (
-        ["--security-opt", "no-new-privileges", "--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE"],
-        "Root in the container gets none of root's rights, now or by another program, but to read and write mounted "
-        "files whoever owns them. --user, where all of them are one user's, makes this one unnecessary too.",
-    )
-    yield (
-        ["--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--env", "HOME=/tmp"],
-        "Nothing in the image can be changed. Programs write to /tmp, from where the kernels that they compile are "
-        "loaded (exec), and to the folders mounted below.",
-    )
-
-
-def _memory(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]:
-    if options.ipc_host:
-        yield ["--ipc", "host"], "The machine's own /dev/shm: half of its memory, unless it is mounted otherwise."
-    else:
-        size = options.shm_size or facts.shm_bytes
-        yield (
-            ["--shm-size", str(size)],
-            f"/dev/shm of {sized(size)}: docker's default is 64 MiB, and {transports(facts)} and "
-            "tritonserver's Python backend end with a bus error when it is full. 1 GiB for each rank and 1 GiB for "
-            f"tritonserver is an assumption.{facts.expert_copy_why} Only the part that is used takes memory, and it is "
-            "freed with the container.",
-        )
-    yield (
-        ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"],
-        "Pinned memory for GPUs and network cards counts as locked, and the engine's threads take stacks of up to "
-        "64 MiB. NVIDIA asks for both options in its containers.",
-    )
-    yield ["--ulimit", "nofile=1048576:1048576"], "Each connection and each mapped shard is a file."
-
-
-def _network(options: LaunchOptions) -> Iterator[CommandPart]:
-    ports = (options.http_port, options.grpc_port, options.metrics_port)
-    where = f"on {options.address} only" if options.address else "on all its addresses; --address limits them to one"
-    if options.network == "host":
-        yield ["--network", "host"], f"Ports {', '.join(map(str, ports))} are opened on the machine itself, {where}."
-        return
-    yield ["--network", options.network], "The network of --network."
-    address = f"[{options.address}]" if ":" in (options.address or "") else options.address
-    prefix = f"{address}:" if address else ""
-    published = [word for port in ports for word in ("--publish", f"{prefix}{port}:{port}")]
-    yield published, f"HTTP, gRPC and metrics are published on the machine, {where}."
-
-
-def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]:
-    folder = str(facts.folder)
-    yield ["--mount", bind(folder, folder)], "The repository, at the same path as here."
-    for place, source in facts.mounts.items():
-        yield ["--mount", bind(source, place)], "The checkpoint, at the path that model.yaml names."
-    if facts.serving and facts.serving.names:
-        hub = facts.serving.hub_cache
-        yield (
-            ["--mount", bind(hub, hub, writable=True), "--env", f"HF_HUB_CACHE={hub}"],
-            f"The Hugging Face cache: {' and '.join(facts.serving.names)} is read from it, or downloaded into it.",
-        )
-        if os.environ.get("HF_TOKEN"):
-            yield ["--env", "HF_TOKEN"], "The token for the download; docker takes its value from the environment."
-    yield (
-        ["--mount", bind(str(kernel_folder(facts, options)), KERNELS_MOUNT, writable=True)],
-        "Kernels that are compiled while it runs are kept, so that the next start of "
-        f"{for_comment(image_of(facts, options))} does not compile them again.",
-    )
-    if options.ready_file:
-        parent = os.path.dirname(os.path.abspath(options.ready_file))
-        yield ["--mount", bind(parent, parent, writable=True)], "The folder of --ready-file."
-
-
-def _environment(options: LaunchOptions) -> Iterator[CommandPart]:
-    caches = kernel_environment()
-    yield (
-        _env(caches),
-        "Folders for the kernels of DeepGEMM (two of them), FlashInfer, vLLM, Triton, PyTorch and the driver.",
-    )
-    # In a network of its own the server listens on all addresses, and docker publishes on the one of --address.
-    inside = options if options.network == "host" else dataclasses.replace(options, address=None)
-    yield _env(start_script.server_environment(inside)), "start.sh's variables."
-
-
-def _env(variables: dict[str, str]) -> list[str]:
-    return [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-
-
-def _image_why(facts: LaunchFacts, options: LaunchOptions) -> str:
-    if options.image:
-        return f"The image of --image; the repository was made for {facts.image or 'no container'}."
-    what = f"vLLM {facts.vllm}" if facts.vllm else f"TensorRT-LLM {facts.release}"
-    return f"The image that the repository was made for: it has {what}."
+def _env(variables: dict[str, str]) -> str:
+    return shlex.join(word for name, value in variables.items() for word in ("--env", f"{name}={value}"))
 
 
 def bind(source: str, target: str, *, writable: bool = False) -> str:
-    """Return a value of --mount. It is a line of CSV, so that unlike --volume it takes any path."""
+    """Return a value of --mount as a word. It is a line of CSV, so that unlike --volume it takes any path."""
     line = io.StringIO()
     fields = ["type=bind", f"source={source}", f"target={target}", *([] if writable else ["readonly"])]
     csv.writer(line, lineterminator="").writerow(fields)
-    return line.getvalue()
+    return shlex.quote(line.getvalue())

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepseek_triton_build.catalog import is_for_every_rank
-from deepseek_triton_build.text import comment_lines, for_comment, safe_name
+from deepseek_triton_build.text import for_comment, safe_name
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.doctor.hosts import is_here
 from deepseek_triton_tools.doctor.machine import Machine
 from deepseek_triton_tools.launching import containers, start_script
-from deepseek_triton_tools.launching.containers import created_folders, image_of
+from deepseek_triton_tools.launching.containers import image_of
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import missing_programs, nodes_by_hand, run_script, server_environment
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -137,7 +137,7 @@ def render_setup(facts: LaunchFacts, options: LaunchOptions) -> str:
         "port": str(options.ssh_port or DEFAULT_PORT),
         "keys": f"$HOME/.cache/deepseek-triton/ssh/{container}",
         "container": shlex.quote(container if image_of(facts, options) else ""),
-        "docker": _docker_run(facts, options),
+        "is_removed": False,
         "mpirun": _mpirun(facts, options),
         "hello": _HELLO,
         "environment": _setup_environment(options),
@@ -145,32 +145,13 @@ def render_setup(facts: LaunchFacts, options: LaunchOptions) -> str:
         "folder": shlex.quote(str(facts.folder)),
         "ranks": str(facts.world_size),
     }
-    return start_script.filled("ssh-setup.sh", values)
+    return start_script.filled("ssh-setup.sh", containers.docker_run(facts, options) | values)
 
 
 def _setup_environment(options: LaunchOptions) -> str:
     """Return start.sh's variables without those of ssh, which the script adds itself."""
     variables = {name: value for name, value in environment(options).items() if not name.startswith("SSH_")}
     return shlex.join(f"{name}={value}" for name, value in variables.items())
-
-
-def _docker_run(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """Return the lines that start a container which waits for mpirun."""
-    if not image_of(facts, options):
-        return "    false # the engine was planned for no container"
-    lines = [f"    mkdir -p -- {shlex.join(created_folders(facts, options))}", "    local command=("]
-    for words, why in _command_parts(facts, options):
-        lines += [*comment_lines(why, "      "), f"      {words}"]
-    return "\n".join([*lines, "    )", '    "${command[@]}"'])
-
-
-def _command_parts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[tuple[str, str]]:
-    *parts, (image, image_why), _ = containers.command_parts(facts, options)
-    for command, why in parts:
-        yield shlex.join(word for word in command if word != "--rm"), why
-    yield '--detach --mount type=bind,source="$keys",target="$keys",readonly', "The keys, at the same path."
-    yield shlex.join(image), image_why
-    yield "sleep infinity", "The container waits: mpirun starts the ranks in it, by ssh."
 
 
 def _mpirun(facts: LaunchFacts, options: LaunchOptions) -> str:

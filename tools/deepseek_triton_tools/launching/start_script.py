@@ -14,9 +14,10 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from deepseek_triton_build.catalog import is_engine_variable, load_release
-from deepseek_triton_build.text import comment_lines
+from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
@@ -88,20 +89,17 @@ def run_script(facts: LaunchFacts, options: LaunchOptions, form: str, environmen
 
     :raises ToolError: when start.sh refuses.
     """
-    lines = [*head(facts, form), "set -euo pipefail", ""]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    lines += ["", *comment_lines(f"start.sh then runs this command, with a new {LAUNCH_TAG} and key at each start:")]
     command = _KEY.sub(lambda key: "0" * len(key[0]), dry_run(facts.start_script, environment, options.server_args))
-    lines += [f"#   {line}" for line in command.splitlines()]
-    lines += ["", f"exec {shlex.join([str(facts.start_script), *options.server_args])}"]
-    return "\n".join(lines) + "\n"
-
-
-def head(facts: LaunchFacts, form: str) -> list[str]:
-    return [
-        "#!/usr/bin/env bash",
-        *comment_lines(f"Made by deepseek-triton {__version__}: launch {form} {facts.source}"),
-    ]
+    values = {
+        "version": __version__,
+        "form": form,
+        "source": for_comment(facts.source),
+        "exports": [f"{name}={shlex.quote(value)}" for name, value in environment.items()],
+        "tag": LAUNCH_TAG,
+        "command": command.splitlines(),
+        "start": shlex.join([str(facts.start_script), *options.server_args]),
+    }
+    return filled("run.sh", values)
 
 
 def dry_run(start_script: Path, environment: Mapping[str, str], server_args: Sequence[str] = ()) -> str:
@@ -134,7 +132,7 @@ def dry_run(start_script: Path, environment: Mapping[str, str], server_args: Seq
     return answer.stdout
 
 
-def filled(name: str, values: Mapping[str, str]) -> str:
+def filled(name: str, values: Mapping[str, Any]) -> str:
     """Return a filled template, with its long comments wrapped.
 
     :param name: a file in templates/.

@@ -54,7 +54,21 @@ step_container() {
     echo "container: $container is running"
   else
     docker container rm "$container" >/dev/null 2>&1 || true
-@@{docker}
+#if image
+    mkdir -p -- @@{folders}
+    local command=(
+      #include docker-run.sh
+      # The keys, at the same path.
+      --detach --mount type=bind,source="$keys",target="$keys",readonly
+      # @@{image_why}
+      @@{image}
+      # The container waits: mpirun starts the ranks in it, by ssh.
+      sleep infinity
+    )
+    "${command[@]}"
+#else
+    false # the engine was planned for no container
+#end
   fi
 }
 

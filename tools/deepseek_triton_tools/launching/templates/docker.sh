@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Made by deepseek-triton @@{version}: launch docker @@{source}
+# To stop it, send SIGTERM (Ctrl-C, docker stop): it finishes open requests and then ends.
+set -euo pipefail
+
+# docker refuses to mount a folder that does not exist. Compiled kernels are kept here, for this image and this GPU only.
+mkdir -p -- @@{folders}
+
+command=(
+  #include docker-run.sh
+  # @@{image_why}
+  @@{image}
+  # Process 1 is the supervisor: it receives the signals, and ends all processes that it started.
+  @@{start}
+)
+exec "${command[@]}"
