@@ -20,8 +20,9 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from deepseek_triton_build.text import comment_lines, enroot_image, for_comment, safe_name
+from deepseek_triton_build.text import enroot_image, for_comment, safe_name
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
@@ -83,18 +84,30 @@ def _container_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     ask_start_script(facts, options)
-    exported = server_environment(options) | container_variables(facts, options)
+    waits, start = _waits(facts, options), shlex.join([str(facts.start_script), *options.server_args])
+    folders = containers.created_folders(facts, options) if options.container else []
     values = common_values(options) | {
         "source": for_comment(facts.source),
         "directives": directives(
             options, facts.folder, nodes=facts.nodes, ranks=facts.ranks_per_node, gpus=facts.gpus_per_node
         ),
         "memory_why": memory_why(facts),
-        "becomes": "" if _waits(facts, options) else ", and by then that process is the supervisor",
-        "exports": exports(exported),
-        "prepare": "".join(f"{line}\n" for line in _prepare(facts, options)),
-        "supervision": "\n".join(_supervision(facts, options)),
-        "run": _run(facts, options),
+        "becomes": "" if waits else ", and by then that process is the supervisor",
+        "exports": exports(server_environment(options) | container_variables(facts, options)),
+        "python": for_comment(options.python),
+        "python_why": "to tell the supervisor in the container when to stop" if waits else "for the supervisor",
+        "needs_master": needs_master(facts),
+        "master": MASTER,
+        "folders": [make_folders(facts.nodes, folders)] if folders else [],
+        # start.sh of a single rank runs its own supervisor; several ranks share one, which runs srun.
+        "several_ranks": facts.world_size > 1,
+        "starts_alone": facts.world_size == 1 and not waits,
+        "waits": waits,
+        "supervisor": continued(supervisor(facts, options)),
+        "ranks": continued([["srun"], *srun_options(facts, options), [str(facts.start_script), *options.server_args]]),
+        "step": continued([["srun"], *srun_options(facts, options)]),
+        "start": start,
+        "stop": shlex.join(stop_command(facts, options)),
     }
     return filled("slurm.sh", values)
 
@@ -107,7 +120,7 @@ def ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:
     dry_run(facts.start_script, in_step, options.server_args)
 
 
-def common_values(options: LaunchOptions) -> dict[str, str]:
+def common_values(options: LaunchOptions) -> dict[str, Any]:
     return {
         "version": __version__,
         "grace_s": str(options.stop_times.docker_stop_timeout_s),
@@ -117,37 +130,32 @@ def common_values(options: LaunchOptions) -> dict[str, str]:
     }
 
 
-def exports(variables: Mapping[str, str]) -> str:
-    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+def exports(variables: Mapping[str, str]) -> list[str]:
+    return [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
 
 
-def directives(options: LaunchOptions, folder: Path, *, nodes: int, ranks: int, gpus: int) -> str:
-    """Return the lines of #SBATCH.
+def directives(options: LaunchOptions, folder: Path, *, nodes: int, ranks: int, gpus: int) -> list[str]:
+    """Return the options of sbatch.
 
     :param ranks: of each node.
     :param gpus: of each node; 0 for engines that use none.
     """
-    return "\n".join(f"#SBATCH {line}" for line in _directives(options, folder, nodes, ranks, gpus))
-
-
-def _directives(options: LaunchOptions, folder: Path, nodes: int, ranks: int, gpus_per_node: int) -> Iterator[str]:
     slug = re.sub(r"[^\w.-]+", "-", folder.name, flags=re.ASCII).strip("-")
     name = options.name or slug or "deepseek-triton"
-    yield f"--job-name={name}"
-    yield f"--nodes={nodes}"
-    yield f"--ntasks-per-node={ranks}"
-    if gpus := gpus_option(options, gpus_per_node):
-        yield gpus
-        yield "--exclusive"
-        yield "--mem=0"
-    for option in ("partition", "account", "time"):
-        if value := getattr(options, option):
-            yield f"--{option}={value}"
-    yield f"--output={options.log or f'{name}-%j.log'}"
-    yield "--open-mode=append"
-    yield f"--signal=B:TERM@{options.stop_times.docker_stop_timeout_s}"
-    yield "--requeue" if options.requeue else "--no-requeue"
-    yield from options.sbatch
+    gpus_per_node = gpus_option(options, gpus)
+    limits = {name: getattr(options, name) for name in ("partition", "account", "time")}
+    return [
+        f"--job-name={name}",
+        f"--nodes={nodes}",
+        f"--ntasks-per-node={ranks}",
+        *([gpus_per_node, "--exclusive", "--mem=0"] if gpus_per_node else []),
+        *(f"--{option}={value}" for option, value in limits.items() if value),
+        f"--output={options.log or f'{name}-%j.log'}",
+        "--open-mode=append",
+        f"--signal=B:TERM@{options.stop_times.docker_stop_timeout_s}",
+        "--requeue" if options.requeue else "--no-requeue",
+        *options.sbatch,
+    ]
 
 
 def gpus_option(options: LaunchOptions, gpus_per_node: int) -> str:
@@ -176,62 +184,18 @@ def container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str,
     return containers.kernel_environment() | hub | record
 
 
-def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the lines before srun: what vLLM's nodes need, and the creation of folders that containers mount."""
-    if needs_master(facts):
-        yield "# vLLM's nodes meet at the first one. srun's number of a process is the number of its node."
-        yield f'{MASTER}="${{hosts%%,*}}"'
-        yield f"export {MASTER}"
-        yield ""
-    if options.container:
-        yield from make_folders(facts.nodes, containers.created_folders(facts, options))
-
-
-def make_folders(nodes: int, folders: Iterable[str], where: Iterable[str] = ()) -> Iterator[str]:
-    """Yield the lines that make the folders on every node.
+def make_folders(nodes: int, folders: Iterable[str], where: Iterable[str] = ()) -> str:
+    """Return the command that makes the folders on every node.
 
     :param where: further options of srun.
     """
-    yield from comment_lines(
-        "Mounted folders must exist. Compiled kernels are kept there, for this image and this GPU only."
-    )
     command = ["srun", *where, f"--nodes={nodes}", "--ntasks-per-node=1", f"--ntasks={nodes}"]
-    yield shlex.join([*command, "mkdir", "-p", "--", *folders])
-    yield ""
+    return shlex.join([*command, "mkdir", "-p", "--", *folders])
 
 
 def _waits(facts: LaunchFacts, options: LaunchOptions) -> bool:
     """Whether the batch script waits for srun, below which the supervisor runs, instead of becoming the supervisor."""
     return facts.world_size == 1 and options.container
-
-
-def _supervision(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    if facts.world_size == 1 and not _waits(facts, options):
-        yield "# Every node needs the repository and the checkpoint at the same path. start.sh runs the supervisor."
-        return
-    what = "to tell the supervisor in the container when to stop" if facts.world_size == 1 else "for the supervisor"
-    yield from comment_lines(
-        "Every node needs the repository and the checkpoint at the same path. The first node also needs "
-        f"{for_comment(options.python)}, 3.10 or newer, {what}."
-    )
-
-
-def _run(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """Return the lines that run the server.
-
-    start.sh of a single rank runs its own supervisor; several ranks share one, which runs srun.
-    """
-    start = [str(facts.start_script), *options.server_args]
-    tagged = f'{LAUNCH_TAG}="$tag"'
-    if facts.world_size > 1:
-        rows = [["srun"], *srun_options(facts, options), start]
-        hosts = '${hosts:+--hosts "$hosts"}'
-        return f"{tagged} exec {continued(supervisor(facts, options))} {hosts} \\\n  -- {continued(rows)}"
-    if not _waits(facts, options):
-        return f"{tagged} exec {shlex.join(start)}"
-    step = continued([["srun"], *srun_options(facts, options)])
-    command = f"{step} \\\n  env {tagged} {shlex.join(start)}"
-    return filled("slurm-one-rank.sh", {"command": command, "stop": shlex.join(stop_command(facts, options))})
 
 
 def stop_command(facts: LaunchFacts, options: LaunchOptions) -> list[str]:
@@ -318,20 +282,22 @@ def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
     values = common_values(options) | {
         "source": for_comment(pair.source),
         "what": for_comment(pair.what),
-        "directives": "\n#SBATCH hetjob\n".join(_pair_directives(pair, sides, options) for sides in components),
+        "directives": [line for sides in components for line in ("hetjob", *_pair_directives(pair, sides, options))][
+            1:
+        ],
         "memory_why": memory_why(pair.generation.facts),
         "python": for_comment(options.python),
         "exports": exports(variables),
         "num_nodes": str(pair.num_nodes),
         "node_lists": _node_lists(len(components)),
-        "prepare": "".join(f"{line}\n" for line in _pair_prepare(pair, options)),
+        "folders": list(_pair_folders(pair, options)),
         "context": _function_body(pair, pair.context, options),
         "generation": _function_body(pair, pair.generation, options),
-        "starts": "\n".join(
-            f"for ((n = 0; n < {side.count}; n++)); do "
-            f"start {side.role} {side.facts.nodes} {option} {shlex.quote(' '.join(_where(pair, side, options)))}; done"
+        "counts": [side.count for side in pair.sides],
+        "starts": [
+            f"{side.role} {side.facts.nodes} {option} {shlex.quote(' '.join(_where(pair, side, options)))}"
             for side, option in ((pair.context, "--context-server"), (pair.generation, "--server"))
-        ),
+        ],
         "stop": _with_variables(
             shlex.join([*_one_task(_NTH_NODE, [_NTH_WHERE]), *stop_command(pair.context.facts, options)])
         ),
@@ -346,7 +312,7 @@ def _components(pair: LaunchedPair) -> list[tuple[PairSide, ...]]:
     return [pair.sides] if len(per_node) == 1 else [(side,) for side in pair.sides]
 
 
-def _pair_directives(pair: LaunchedPair, sides: Sequence[PairSide], options: LaunchOptions) -> str:
+def _pair_directives(pair: LaunchedPair, sides: Sequence[PairSide], options: LaunchOptions) -> list[str]:
     return directives(
         options,
         pair.folder,
@@ -372,13 +338,12 @@ def _where(pair: LaunchedPair, side: PairSide, options: LaunchOptions) -> list[s
     return [f"--het-group={components.index((side,))}", *([gpus] if gpus else [])]
 
 
-def _pair_prepare(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
-    if not options.container:
-        return
-    for sides in _components(pair):
+def _pair_folders(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
+    """Yield the commands that make the folders that containers mount."""
+    for sides in _components(pair) if options.container else ():
         folders = [folder for side in sides for folder in containers.created_folders(side.facts, options)]
         where = _where(pair, sides[0], options)
-        yield from make_folders(sum(side.num_nodes for side in sides), dict.fromkeys(folders), where)
+        yield make_folders(sum(side.num_nodes for side in sides), dict.fromkeys(folders), where)
 
 
 def _function_body(pair: LaunchedPair, side: PairSide, options: LaunchOptions) -> str:

@@ -1,4 +1,5 @@
-@@{command} &
+@@{step} \
+  env DEEPSEEK_TRITON_LAUNCH="$tag" @@{start} &
 server=$!
 # At SIGTERM srun kills its tasks at once (Slurm 22.05), so the supervisor is told instead: again and again, because it may not run yet.
 stop() {

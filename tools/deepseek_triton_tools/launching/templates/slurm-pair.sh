@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Made by deepseek-triton @@{version}: launch slurm @@{source}
-@@{directives}
+#SBATCH @@{directives}
 #
 # @@{what} Each server has nodes of its own, and its tritonserver answers on the first of them, port @@{port}. The log begins with the command of a gateway that joins them. Every other line begins with the server that it is from.
 # To stop the job in order: scancel --batch --signal=TERM JOBID. Open requests get @@{exit_timeout_s} s (EXIT_TIMEOUT), and after @@{kill_s} s the supervisors kill what is left. Plain scancel tells every rank too, but Slurm kills them after KillWait, which is 30 s unless slurm.conf says more.
@@ -11,14 +11,19 @@
 # Every node needs both repositories and the checkpoint at the same path, and @@{python}, 3.10 or newer, for the supervisors.
 set -euo pipefail
 
-@@{exports}
+export @@{exports}
 mapfile -t hosts < <(for nodes in @@{node_lists}; do scontrol show hostnames "$nodes"; done)
 if ((${#hosts[@]} < @@{num_nodes})); then
   echo "launch: expected @@{num_nodes} nodes, got ${#hosts[@]}: let sbatch take --nodes from this script" >&2
   exit 2
 fi
 
-@@{prepare}# These start a server on the nodes $1 with the tag $2. --overlap: the step of the supervisor shares its node with that of the ranks. --kill-on-bad-exit: when a rank has ended, the others would wait for it for ever. --label: each line of the log has its rank. --cpu-bind=none: otherwise all threads of the engine share the one core of their rank. --export=ALL: passes the variables on even if sbatch was told to export none. --no-container-mount-home: Python packages in the user's home would hide the container's.
+#if folders
+# Mounted folders must exist. Compiled kernels are kept there, for this image and this GPU only.
+@@{folders}
+
+#end
+# These start a server on the nodes $1 with the tag $2. --overlap: the step of the supervisor shares its node with that of the ranks. --kill-on-bad-exit: when a rank has ended, the others would wait for it for ever. --label: each line of the log has its rank. --cpu-bind=none: otherwise all threads of the engine share the one core of their rank. --export=ALL: passes the variables on even if sbatch was told to export none. --no-container-mount-home: Python packages in the user's home would hide the container's.
 context() {
 @@{context}
 }
@@ -42,7 +47,7 @@ start() { # SIDE NODES OPTION WHERE
   servers+=($!)
   exec {log}>&-
 }
-@@{starts}
+for ((n = 0; n < @@{counts}; n++)); do start @@{starts}; done
 echo "launch: for clients start deepseek-triton gateway --triton-model @@{model}$gateway"
 
 stopping='' stops=()
