@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.comparison import compare, comparison_document, comparison_tables
+from deepseek_triton_tools.bench.figures import RequestRecord
 from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, write_result
 from deepseek_triton_tools.bench.result_tables import (
     Estimate,
@@ -22,7 +23,6 @@ from deepseek_triton_tools.bench.result_tables import (
     t_quantile,
 )
 from deepseek_triton_tools.bench.run_figures import run_figures
-from deepseek_triton_tools.bench.targets import RequestRecord
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.tool_errors import ToolError

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.figures import Distribution, Figures, Slo
+from deepseek_triton_tools.bench.figures import Distribution, Figures, RequestRecord, Slo
 from deepseek_triton_tools.bench.run_figures import run_figures, run_timeline
-from deepseek_triton_tools.bench.targets import RequestRecord
 from support.documents import read
 
 

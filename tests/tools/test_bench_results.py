@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.figures import Distribution, MetricSummary, Slo
+from deepseek_triton_tools.bench.figures import Distribution, MetricSummary, RequestRecord, Slo
 from deepseek_triton_tools.bench.foreign_results import (
     run_name,
     serving_document,
@@ -30,7 +30,6 @@ from deepseek_triton_tools.bench.result import (
     write_samples,
 )
 from deepseek_triton_tools.bench.run_figures import run_figures, run_timeline
-from deepseek_triton_tools.bench.targets import RequestRecord
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.tool_errors import ToolError
 from support.made_up_bench import made_up_result

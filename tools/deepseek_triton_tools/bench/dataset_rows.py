@@ -96,7 +96,8 @@ class _RowReader:
             return value
         ids = _token_ids(value)
         if ids is None or name == "text_input":
-            self.problems.append(f"{name}: expected {_expected(name)}, got {value!r:.100}")
+            expected = {"prompt": "a text or token ids", "text_input": "a text"}.get(name, "token ids")
+            self.problems.append(f"{name}: expected {expected}, got {value!r:.100}")
             return ""
         if self._vocab_size is not None and (highest := int(ids.max())) >= self._vocab_size:
             self.problems.append(
@@ -108,7 +109,9 @@ class _RowReader:
         hash_ids = self._row.pop("hash_ids", None)
         if not _is_count(length):
             self.problems.append(f"input_length: expected a whole number from 1, got {length!r:.100}")
-        elif hash_ids is not None and not (isinstance(hash_ids, list) and all(map(_is_hash, hash_ids))):
+        elif hash_ids is not None and not (
+            isinstance(hash_ids, list) and all(type(hash_id) is int and hash_id >= 0 for hash_id in hash_ids)
+        ):
             self.problems.append(f"hash_ids: expected whole numbers from 0, got {hash_ids!r:.100}")
         elif hash_ids is not None and len(hash_ids) < length // HASHED_BLOCK:
             self.problems.append(
@@ -173,13 +176,5 @@ def _token_ids(value: Any) -> NDArray[np.int32] | None:
     return np.array(value, np.int32) if min(value) >= 0 and max(value) < 2**31 else None
 
 
-def _expected(name: str) -> str:
-    return {"prompt": "a text or token ids", "text_input": "a text"}.get(name, "token ids")
-
-
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**31
-
-
-def _is_hash(value: Any) -> bool:
-    return type(value) is int and value >= 0

@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvloop
 
-from deepseek_triton_tools.bench.targets import (
-    BenchAnswer,
-    BenchPrompt,
-    BenchTarget,
-    RequestRecord,
-    TargetSettings,
-    TritonTarget,
-)
+from deepseek_triton_tools.bench.figures import RequestRecord
+from deepseek_triton_tools.bench.targets import BenchAnswer, BenchPrompt, BenchTarget, TargetSettings, TritonTarget
 from deepseek_triton_tools.bench.workload import Conversation
 from deepseek_triton_tools.host.open_files import allow_open_files
 

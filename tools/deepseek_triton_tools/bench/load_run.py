@@ -17,6 +17,7 @@ from types import TracebackType
 
 import numpy as np
 
+from deepseek_triton_tools.bench.figures import RequestRecord
 from deepseek_triton_tools.bench.load_process import (
     JobDone,
     JobReady,
@@ -27,7 +28,7 @@ from deepseek_triton_tools.bench.load_process import (
     serve_jobs,
 )
 from deepseek_triton_tools.bench.random_conversations import LazyConversations
-from deepseek_triton_tools.bench.targets import RequestRecord, TargetSettings
+from deepseek_triton_tools.bench.targets import TargetSettings
 from deepseek_triton_tools.bench.workload import Conversation, LoadPoint
 from deepseek_triton_tools.tool_errors import ToolError
 

@@ -10,14 +10,8 @@ from typing import Any, Literal
 
 import aiohttp
 
-from deepseek_triton_tools.bench.targets import (
-    BenchAnswer,
-    BenchPrompt,
-    RequestRecord,
-    RunClock,
-    TargetSettings,
-    counted_chunks,
-)
+from deepseek_triton_tools.bench.figures import RequestRecord
+from deepseek_triton_tools.bench.targets import BenchAnswer, BenchPrompt, RunClock, TargetSettings, counted_chunks
 
 _NOT_OPENAI = (ValueError, TypeError, AttributeError, LookupError)
 """Raised where an event has another form than OpenAI's."""

@@ -14,8 +14,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from deepseek_triton_tools.bench.figures import Distribution, Figures, MetricSummary, Slo, TimelineBin
-from deepseek_triton_tools.bench.targets import RequestRecord
+from deepseek_triton_tools.bench.figures import Distribution, Figures, MetricSummary, RequestRecord, Slo, TimelineBin
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.tool_errors import ToolError

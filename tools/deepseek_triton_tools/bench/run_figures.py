@@ -13,8 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from deepseek_triton_tools.bench.figures import Distribution, Figures, Slo, TimelineBin
-from deepseek_triton_tools.bench.targets import RequestRecord
+from deepseek_triton_tools.bench.figures import Distribution, Figures, RequestRecord, Slo, TimelineBin
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -38,7 +37,9 @@ def run_figures(
     tpot = _present(map(_tpot, completed))
     tpot_ms = _distribution(1000 * tpot)
     gaps, later_tokens = _gaps_ms(completed)
-    itl_ms = _weighted(_by_weight(gaps, later_tokens))
+    # A chunk of k tokens that came after a gap makes k gaps between tokens, each gap / k.
+    weights = np.flatnonzero(np.bincount(later_tokens)).tolist()
+    itl_ms = _weighted({weight: np.sort(gaps[later_tokens == weight] / weight) for weight in weights})
     gaps.sort()
     output_throughput = _rate(output_tokens.sum(), duration)
     good = None if slo in (None, Slo()) else sum(_is_good(record, slo) for record in completed)
@@ -69,7 +70,9 @@ def run_figures(
         itl_ms=itl_ms,
         chunk_gap_ms=_weighted({1: gaps}),
         e2el_ms=_distribution(1000 * e2el),
-        lag_ms=_distribution(1000 * _present(map(_lag, records))),
+        lag_ms=_distribution(
+            1000 * _floats(record.sent_s - record.due_s for record in records if record.due_s is not None)
+        ),
         goodput=None if good is None else _rate(good, duration),
         good_share=None if good is None else _rate(good, len(records)),
     )
@@ -123,17 +126,15 @@ def _span(records: Sequence[RequestRecord]) -> tuple[float, float]:
 
 
 def _errors(records: Iterable[RequestRecord]) -> dict[str, int]:
+    """What the server cancelled is one too."""
     reasons = (
         record.error or f"finish reason {record.finish_reason}"
         for record in records
-        if record.outcome == "failed" or (record.outcome == "cancelled" and _is_servers(record))
+        # A client that leaves gets no error and no finish reason.
+        if record.outcome == "failed"
+        or (record.outcome == "cancelled" and (record.error or record.finish_reason == "cancelled"))
     )
     return dict(Counter(sorted(reasons)).most_common(_MOST_ERRORS))
-
-
-def _is_servers(cancelled: RequestRecord) -> bool:
-    """Whether the server cancelled it: a client that leaves gets no error and no finish reason."""
-    return bool(cancelled.error) or cancelled.finish_reason == "cancelled"
 
 
 # --- One request, in seconds ---
@@ -141,10 +142,6 @@ def _is_servers(cancelled: RequestRecord) -> bool:
 
 def _ttft(record: RequestRecord) -> float | None:
     return record.chunk_s[0] - record.sent_s if len(record.chunk_s) else None
-
-
-def _lag(record: RequestRecord) -> float | None:
-    return None if record.due_s is None else record.sent_s - record.due_s
 
 
 def _e2el(record: RequestRecord) -> float:
@@ -157,18 +154,14 @@ def _tpot(record: RequestRecord) -> float | None:
     return (record.chunk_s[-1] - record.chunk_s[0]) / later_tokens if later_tokens else None
 
 
-def _longest_gap(record: RequestRecord) -> float:
-    gaps, tokens = _gaps_of(record)
-    return float((gaps / tokens).max(initial=0.0))
-
-
 def _is_good(record: RequestRecord, slo: Slo) -> bool:
     """A single token has no TPOT, and it keeps every limit of it. An answer without a token misses that of TTFT."""
     ttft = _ttft(record)
+    gaps, tokens = _gaps_of(record)
     limits = (
         (slo.ttft_ms, math.inf if ttft is None else ttft),
         (slo.tpot_ms, _tpot(record) or 0.0),
-        (slo.itl_ms, _longest_gap(record)),
+        (slo.itl_ms, float((gaps / tokens).max(initial=0.0))),
         (slo.e2el_ms, _e2el(record)),
     )
     return all(limit is None or 1000 * seconds <= limit for limit, seconds in limits)
@@ -230,12 +223,6 @@ def _time_since(times: Floats, moments: Floats) -> Floats:
 
 def _distribution(values: Floats) -> Distribution:
     return _weighted({1: np.sort(values)})
-
-
-def _by_weight(gaps: Floats, tokens: NDArray[np.int32]) -> dict[int, Floats]:
-    """The gaps between tokens: a chunk of k tokens that came after a gap makes k of gap / k."""
-    weights = np.flatnonzero(np.bincount(tokens)).tolist()
-    return {weight: np.sort(gaps[tokens == weight] / weight) for weight in weights}
 
 
 def _weighted(groups: Mapping[int, Floats]) -> Distribution:

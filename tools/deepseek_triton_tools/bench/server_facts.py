@@ -17,6 +17,7 @@ from deepseek_triton_tools.bench.targets import Endpoint, TargetSettings, client
 from deepseek_triton_tools.tool_errors import ToolError
 
 _LIMIT_S = 10
+_LONG_FACTS = ("chat_template", "fields")
 
 
 def endpoint_of(urls: Sequence[str], given: str | None) -> Endpoint:
@@ -24,16 +25,15 @@ def endpoint_of(urls: Sequence[str], given: str | None) -> Endpoint:
     for url in urls:
         if "/v2/models" in url:
             raise ToolError(f"expected the server's own address, got {url}; name a model with --model", exit_code=2)
-    kinds: set[Endpoint] = {_endpoint(url, given) for url in urls}
+    kinds: set[Endpoint] = set()
+    for url in urls:
+        if given == "openai" or (given is None and url.startswith("http") and url.rstrip("/").endswith("/v1")):
+            kinds.add("openai")
+        else:
+            kinds.add("triton-grpc" if url.startswith("grpc") else "triton-http")
     if len(kinds) > 1:
         raise ToolError(f"expected servers of one kind, got {' and '.join(sorted(kinds))}", exit_code=2)
     return kinds.pop()
-
-
-def _endpoint(url: str, given: str | None) -> Endpoint:
-    if given == "openai" or (given is None and url.startswith("http") and url.rstrip("/").endswith("/v1")):
-        return "openai"
-    return "triton-grpc" if url.startswith("grpc") else "triton-http"
 
 
 def first_openai_model(target: TargetSettings) -> str:
@@ -76,22 +76,17 @@ def model_facts(target: TargetSettings) -> Mapping[str, Any]:
     """
     if target.endpoint == "openai":
         return _tokenizer_facts(target)
+    url = target.urls[0].rstrip("/")
     try:
         with Client(target.urls[0], **client_arguments(target)) as client:
             facts = client.model_info()
     except InvalidRequest:
-        _refuse_openai(target)
+        if target.endpoint == "triton-http" and url.startswith("http"):
+            with suppress(OSError, ValueError):  # Triton has no such page
+                _document(f"{url}/v1/models", target)
+                raise ToolError(f"{url} is an OpenAI endpoint: expected {url}/v1", exit_code=2) from None
         return {}  # another model of Triton's, which describes nothing
     return {name: value for name, value in facts.items() if name not in _LONG_FACTS}
-
-
-def _refuse_openai(target: TargetSettings) -> None:
-    """Raises ToolError when this is an OpenAI endpoint without its /v1."""
-    url = target.urls[0].rstrip("/")
-    if target.endpoint == "triton-http" and url.startswith("http"):
-        with suppress(OSError, ValueError):  # Triton has no such page
-            _document(f"{url}/v1/models", target)
-            raise ToolError(f"{url} is an OpenAI endpoint: expected {url}/v1", exit_code=2)
 
 
 def _tokenizer_facts(target: TargetSettings) -> Mapping[str, Any]:
@@ -101,11 +96,8 @@ def _tokenizer_facts(target: TargetSettings) -> Mapping[str, Any]:
         return {}  # most servers have no such page
     if not isinstance(facts, dict):
         return {}
-    found = {"vocab_size": facts.get("vocab_size"), "max_seq_len": facts.get("model_max_length")}
-    return {name: value for name, value in found.items() if type(value) is int and value > 0}
-
-
-_LONG_FACTS = {"chat_template", "fields"}
+    sizes = {"vocab_size": facts.get("vocab_size"), "max_seq_len": facts.get("model_max_length")}
+    return {name: value for name, value in sizes.items() if type(value) is int and value > 0}
 
 
 def token_counts(target: TargetSettings, texts: Sequence[str]) -> list[int]:

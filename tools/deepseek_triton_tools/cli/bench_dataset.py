@@ -202,12 +202,12 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     _require_numpy()
-    from deepseek_triton_tools.bench.dataset_summary import show_summary, summarize
+    from deepseek_triton_tools.bench.dataset_summary import show_summary
     from deepseek_triton_tools.generating.prompt_sources import file_name
 
-    summary = summarize(_requests_of_file(args, DatasetOptions(file=args.file), None))
+    requests = _requests_of_file(args, DatasetOptions(file=args.file), None)
     with to_reader():
-        show_summary(file_name(args.file), summary)
+        show_summary(file_name(args.file), requests)
     return 0
 
 
