@@ -209,16 +209,6 @@ def test_the_kv_cache_alone_changes_one_file_and_the_manifest(whole, tmp_path, c
 
 
 @pytest.mark.slow
-def test_names_that_are_odd_are_copied(tmp_path):
-    odd = {f"model.odd.{part}.weight": np.ones(8, np.float32) for part in ("²", "1", "x")}
-    before = {name: tensor.read() for name, tensor in open_checkpoint(small_checkpoint(tmp_path / "small")).items()}
-    folder = write_checkpoint(tmp_path / "source", {**before, **odd}, document(tmp_path / "small", "config.json"))
-
-    assert quantize(folder, *TO_BF16, tmp_path / "out") == 0
-    assert odd.keys() < open_checkpoint(tmp_path / "out").keys()
-
-
-@pytest.mark.slow
 def test_the_tiny_checkpoint_has_a_document(tmp_path, checkpoint):
     found = json.loads(checkpoint("quantize", TINY, *TO_BF16, tmp_path / "bf16", "--json").out)
     assert (found["schema"], found["complete"], found["files"]) == ("deepseek-triton/checkpoint-quantize/1", True, 1)

@@ -177,53 +177,33 @@ def _damage_of(
     folder: Path, name: str, expected: _Expected, stop: threading.Event, count: Callable[[int], object]
 ) -> Damage | None:
     path = folder / name
+    # A file of checksums may list others, which are not the checkpoint's.
     if not is_inside(name):
-        # A file of checksums may list others, which are not the checkpoint's.
         return None
     try:
         size = size_of(path)
         if size is None:
             return Damage(file=name, problem="it is missing", fix=_AGAIN)
-        if expected.size is not None and size != expected.size:
-            return _wrong_size(path, name, size, expected.size)
         digest = expected.checksum.begin()
-        add_file(digest, path, stop, count)
+        has_size = expected.size in (None, size)
+        if has_size:
+            add_file(digest, path, stop, count)
     except OSError as error:
         return Damage(file=name, problem=f"can't be read: {error.strerror}", fix=f"make it readable, or {_AGAIN}")
-    if digest.hexdigest() == expected.checksum.digest:
+    if has_size and digest.hexdigest() == expected.checksum.digest:
         return None
+    if not has_size and is_pointer(path):
+        problem = f"it is a Git LFS pointer, not the file of {expected.size:,} bytes"
+        return Damage(file=name, problem=problem, fix="download it, which replaces the pointer")
     header = _header(path)
     if header and header.found < header.length:
-        return _truncated(name, header)
-    return Damage(
-        file=name,
-        problem=f"its {expected.checksum.algorithm} is {digest.hexdigest()}, expected {expected.checksum.digest}",
-        fix=_AGAIN,
-        tensors=tuple(header.tensors) if header else (),
-    )
-
-
-def _wrong_size(path: Path, name: str, size: int, expected: int) -> Damage:
-    if is_pointer(path):
-        return Damage(
-            file=name,
-            problem=f"it is a Git LFS pointer, not the file of {expected:,} bytes",
-            fix="download it, which replaces the pointer",
-        )
-    header = _header(path)
-    if header and header.found < header.length:
-        return _truncated(name, header)
-    return Damage(file=name, problem=f"expected {expected:,} bytes, found {size:,}", fix=_AGAIN)
-
-
-def _truncated(name: str, header: Header) -> Damage:
-    """Name the tensors whose values end behind the file's end."""
-    return Damage(
-        file=name,
-        problem=f"truncated: it ends at byte {header.found:,}, expected {header.length:,}",
-        fix=_AGAIN,
-        tensors=tuple(header.tensors_beyond(header.found)),
-    )
+        problem = f"truncated: it ends at byte {header.found:,}, expected {header.length:,}"
+        return Damage(file=name, problem=problem, fix=_AGAIN, tensors=tuple(header.tensors_beyond(header.found)))
+    if not has_size:
+        return Damage(file=name, problem=f"expected {expected.size:,} bytes, found {size:,}", fix=_AGAIN)
+    # A hash of the whole file can't say which of its tensors is damaged.
+    problem = f"its {expected.checksum.algorithm} is {digest.hexdigest()}, expected {expected.checksum.digest}"
+    return Damage(file=name, problem=problem, fix=_AGAIN, tensors=tuple(header.tensors) if header else ())
 
 
 def _structure(checkpoint: CheckpointFiles, known: set[str]) -> Iterator[Damage]:
