@@ -102,12 +102,6 @@ def test_token_ids_are_a_prompt(engine: Any) -> None:
     assert log.text("a") == answered(engine, a_request("b", "7 + 5 =", max_tokens=8)).text("b")
 
 
-def test_max_tokens_ends_an_answer(engine: Any) -> None:
-    log = answered(engine, a_request("a", STORY, max_tokens=7))
-
-    assert (len(log.token_ids("a")), log.steps["a"][-1].finish_reason) == (7, "length")
-
-
 # --- log-probabilities ------------------------------------------------------------------------------------------------
 
 
@@ -225,25 +219,11 @@ def test_a_grammar_that_is_none_is_the_clients_fault(engine: Any, fields: dict[s
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_longer_than_the_context_is_refused(engine: Any) -> None:
-    limit = engine.capabilities.max_seq_len
-    (last,) = answered(engine, a_request("a", prompt_token_ids=tuple([5] * limit))).steps["a"]
-
-    assert isinstance(last.error, RequestError)
-
-
 def test_the_longest_prompt_has_room_for_one_token(vllm_engine: Any) -> None:
     limit = vllm_engine.capabilities.max_seq_len
     log = answered(vllm_engine, a_request("a", prompt_token_ids=(0, *[5] * (limit - 2)), max_tokens=9))
 
     assert (len(log.token_ids("a")), log.steps["a"][-1].finish_reason) == (1, "length")
-
-
-def test_a_temperature_that_vllm_does_not_take_is_refused_by_name(engine: Any) -> None:
-    (last,) = answered(engine, a_request("a", temperature=3.0)).steps["a"]
-
-    assert isinstance(last.error, RequestError)
-    assert str(last.error).startswith("temperature: ")
 
 
 # --- order, ends and aborts -------------------------------------------------------------------------------------------
@@ -287,11 +267,6 @@ def test_an_abort_ends_with_the_text_so_far(engine: Any) -> None:
     assert last.finish_reason == "cancelled"
     assert len(log.token_ids("a")) < 4000
     assert answered(engine, a_request("next")).text("next").startswith(" Paris")
-
-
-def test_an_unknown_abort_is_ignored(engine: Any) -> None:
-    engine.abort("nobody")
-    assert answered(engine, a_request("a")).steps["a"][-1].finish_reason == "stop"
 
 
 @settings(max_examples=12, derandomize=True)
