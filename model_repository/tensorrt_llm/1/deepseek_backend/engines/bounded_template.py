@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -160,19 +160,17 @@ def transformers_bounded() -> Iterator[None]:
     utilities = sys.modules.get("transformers.utils.chat_template_utils")
     compile_template = getattr(utilities, "_compile_jinja_template", None)
     if compile_template is not None and not hasattr(compile_template, "is_bounded"):
-        utilities._compile_jinja_template = _bounded(compile_template)  # type: ignore[union-attr]
+
+        def compile_bounded(chat_template: str) -> Any:
+            if getattr(_inside, "is_on", False):
+                return BoundedTemplate(chat_template, _process)
+            return compile_template(chat_template)
+
+        compile_bounded.is_bounded = True  # type: ignore[attr-defined]
+        utilities._compile_jinja_template = compile_bounded  # type: ignore[union-attr]
+
     _inside.is_on = True
     try:
         yield
     finally:
         _inside.is_on = False
-
-
-def _bounded(compile_template: Callable[[str], Any]) -> Callable[[str], Any]:
-    def compile_bounded(chat_template: str) -> Any:
-        if getattr(_inside, "is_on", False):
-            return BoundedTemplate(chat_template, _process)
-        return compile_template(chat_template)
-
-    compile_bounded.is_bounded = True  # type: ignore[attr-defined]
-    return compile_bounded

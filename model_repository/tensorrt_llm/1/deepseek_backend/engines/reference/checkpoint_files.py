@@ -122,7 +122,7 @@ def read_config(folder: Path) -> DeepseekConfig:
         raise _cannot_compute([f"quantization_config.quant_method: expected fp8, got {quoted(method)}"])
     # transformers 5 writes rope_parameters, with rope_theta inside; published checkpoints have the other two keys.
     rope = document.get("rope_parameters") or document.get("rope_scaling") or {}
-    given = {
+    values = {
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.0,
         "n_shared_experts": 1,
@@ -136,7 +136,7 @@ def read_config(folder: Path) -> DeepseekConfig:
     }
     names = DeepseekConfig.__dataclass_fields__
     try:
-        config = DeepseekConfig(**{name: value for name, value in given.items() if name in names})
+        config = DeepseekConfig(**{name: value for name, value in values.items() if name in names})
     except TypeError as error:  # its message ends with the names of the missing keys
         raise EngineError(f"config.json: keys are missing: {str(error).partition(': ')[2]}") from error
     if problems := _wrong_types(config):
@@ -202,14 +202,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-def token_ids(given: Any) -> frozenset[int]:
+def token_ids(value: Any) -> frozenset[int]:
     """Return the token ids of eos_token_id, which may give one, several or none.
 
     :raises EngineError: when it gives something else.
     """
-    ids = () if given is None else _as_tuple(given)
+    ids = () if value is None else _as_tuple(value)
     if not _are_counts(ids):
-        raise EngineError(f"eos_token_id: expected a token id or several, got {quoted(given)}")
+        raise EngineError(f"eos_token_id: expected a token id or several, got {quoted(value)}")
     return frozenset(ids)
 
 
@@ -219,12 +219,10 @@ def _yarn(rope: Mapping[str, Any], max_position_embeddings: Any) -> YarnScaling 
         return None
     if kind != "yarn":
         raise EngineError(f"config.json: rope_scaling.type: expected yarn, got {quoted(kind)}")
-    given = {"original_max_position_embeddings": max_position_embeddings, **rope}
-    if given.get("factor") is None:
+    keys = {"original_max_position_embeddings": max_position_embeddings, **rope}
+    if keys.get("factor") is None:
         raise EngineError("config.json: rope_scaling.factor: expected a number, got none")
-    return YarnScaling(
-        **{name: given[name] for name in YarnScaling.__dataclass_fields__ if given.get(name) is not None}
-    )
+    return YarnScaling(**{name: keys[name] for name in YarnScaling.__dataclass_fields__ if keys.get(name) is not None})
 
 
 def _e4m3_values() -> Array:

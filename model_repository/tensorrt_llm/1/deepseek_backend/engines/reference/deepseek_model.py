@@ -70,7 +70,11 @@ def rotations(config: DeepseekConfig) -> Rotations:
     size = 1.0
     if config.yarn is not None:
         frequencies = _slowed(frequencies, config.rope_theta, config.yarn)
-        size = _rotation_size(config.yarn)
+        if config.yarn.mscale and config.yarn.mscale_all_dim:
+            size = _mscale(config.yarn.factor, config.yarn.mscale)
+            size /= _mscale(config.yarn.factor, config.yarn.mscale_all_dim)
+        else:
+            size = _mscale(config.yarn.factor, 1)
     angles = np.outer(np.arange(config.max_position_embeddings, dtype=np.float32), frequencies)
     turns: Rotations = (size * np.exp(1j * angles)).astype(np.complex64)
     return turns
@@ -98,12 +102,6 @@ def _slowed(frequencies: Array, base: float, yarn: YarnScaling) -> Array:
     slowed = np.clip(ramp, 0, 1, dtype=np.float32)
     blended: Array = frequencies * (1 - slowed) + frequencies / yarn.factor * slowed
     return blended
-
-
-def _rotation_size(yarn: YarnScaling) -> float:
-    if yarn.mscale and yarn.mscale_all_dim:
-        return _mscale(yarn.factor, yarn.mscale) / _mscale(yarn.factor, yarn.mscale_all_dim)
-    return _mscale(yarn.factor, 1)
 
 
 def _mscale(factor: float, mscale: float) -> float:

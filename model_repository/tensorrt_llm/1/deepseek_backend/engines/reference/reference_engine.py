@@ -49,10 +49,12 @@ def set_blas_threads(number: int) -> None:
     """Let each product of matrices in this process use `number` threads. Without OpenBLAS, a warning is logged."""
     mapped = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     paths = {fields[5] for fields in mapped if len(fields) == 6 and "openblas" in Path(fields[5]).name}
-    found = [function for path in paths for name in _FUNCTIONS if (function := getattr(ctypes.CDLL(path), name, None))]
-    for function in found:
+    functions = [
+        function for path in paths for name in _FUNCTIONS if (function := getattr(ctypes.CDLL(path), name, None))
+    ]
+    for function in functions:
         function(number)
-    if not found:
+    if not functions:
         logger.warning("numpy does not use OpenBLAS here: num_threads has no effect; set the threads of its BLAS")
 
 

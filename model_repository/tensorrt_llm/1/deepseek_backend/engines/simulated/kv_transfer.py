@@ -228,14 +228,13 @@ class KvTransfers:
             ended(ContextLostError(f"{where} can't be reached ({describe(error)})"))
             return
         try:
-            ended(await self._receive(reader, writer, ticket.key, seconds, where))
+            writer.write(GREETING + ticket.key.encode())
+            ended(await self._receive(reader, seconds, where))
         finally:
             writer.close()
 
-    async def _receive(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, seconds: float, where: str
-    ) -> ContextLostError | None:
-        writer.write(GREETING + key.encode())
+    async def _receive(self, reader: asyncio.StreamReader, seconds: float, where: str) -> ContextLostError | None:
+        """Wait for the answer to a key and for the end of the transfer; return why it has failed."""
         try:
             answer = await asyncio.wait_for(reader.read(1), PATIENCE_S)
         except (OSError, asyncio.TimeoutError) as error:

@@ -123,7 +123,14 @@ def parse_options(options: Mapping[str, Any]) -> SimulatedOptions:
             num_draft_tokens=preset.deployment.num_draft_tokens if preset else 0,
             tokens_per_step=preset.tokens_per_step if preset else 1.0,
         )
-        problems = _limit_problems(limits)
+        decode_tokens = limits.max_batch_size * limits.tokens_per_row
+        if decode_tokens > limits.max_num_tokens:
+            problems.append(
+                f"max_num_tokens: expected at least {decode_tokens}, which a full batch decodes each iteration "
+                f"({limits.max_batch_size} rows of {limits.tokens_per_row}), got {limits.max_num_tokens}"
+            )
+        if limits.num_blocks * limits.tokens_per_block < 2:
+            problems.append("kv_cache_tokens: expected at least one block (tokens_per_block) and 2 tokens")
     if problems:
         raise ConfigError([f"engine_options.{problem}" for problem in problems])
     name = options.get("preset")
@@ -147,16 +154,3 @@ def parse_options(options: Mapping[str, Any]) -> SimulatedOptions:
         fault=fault,
         fault_after=faults.get(fault, math.inf),
     )
-
-
-def _limit_problems(limits: BatchLimits) -> list[str]:
-    problems = []
-    decode_tokens = limits.max_batch_size * limits.tokens_per_row
-    if decode_tokens > limits.max_num_tokens:
-        problems.append(
-            f"max_num_tokens: expected at least {decode_tokens}, which a full batch decodes each iteration "
-            f"({limits.max_batch_size} rows of {limits.tokens_per_row}), got {limits.max_num_tokens}"
-        )
-    if limits.num_blocks * limits.tokens_per_block < 2:
-        problems.append("kv_cache_tokens: expected at least one block (tokens_per_block) and 2 tokens")
-    return problems

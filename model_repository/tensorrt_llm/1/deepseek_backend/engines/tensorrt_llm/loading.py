@@ -126,16 +126,6 @@ def instance_environment(model_config: Mapping[str, Any], instance_name: str) ->
             )
         return {}
     per_instance = [[gpu.strip() for gpu in part.split(",") if gpu.strip()] for part in text.split(";")]
-    _check(per_instance, count, text)
-    suffix = re.search(r"_(\d+)$", instance_name)
-    index = int(suffix[1]) if suffix and count > 1 else 0
-    if index >= len(per_instance):
-        raise ConfigError([f"{_PARAMETER}: {text!r} has no GPUs for instance {index} ({instance_name})"])
-    gpus = ",".join(per_instance[index])
-    return {"CUDA_VISIBLE_DEVICES": gpus, VISIBLE_DEVICES: gpus}
-
-
-def _check(per_instance: list[list[str]], count: int, text: str) -> None:
     problems = []
     if len(per_instance) != count:
         problems.append(f"{_PARAMETER}: expected GPUs for {count} instances, separated by semicolons, got {text!r}")
@@ -146,6 +136,12 @@ def _check(per_instance: list[list[str]], count: int, text: str) -> None:
         problems.append(f"{_PARAMETER}: expected each GPU once, got {text!r}")
     if problems:
         raise ConfigError(problems)
+    suffix = re.search(r"_(\d+)$", instance_name)
+    index = int(suffix[1]) if suffix and count > 1 else 0
+    if index >= len(per_instance):
+        raise ConfigError([f"{_PARAMETER}: {text!r} has no GPUs for instance {index} ({instance_name})"])
+    gpus = ",".join(per_instance[index])
+    return {"CUDA_VISIBLE_DEVICES": gpus, VISIBLE_DEVICES: gpus}
 
 
 class WorkerRankEnded(EngineError):

@@ -71,7 +71,7 @@ class VllmRelease:
     def differences(self, llm: Any) -> list[str]:
         """Return how the installed vLLM's own objects differ from those in the record, a line for each.
 
-        :param llm: the AsyncLLM, of which `core_connection` reads two attributes that its class does not have.
+        :param llm: the AsyncLLM, of which `CoreConnection` reads two attributes that its class does not have.
         """
         missing = [f"AsyncLLM.{name} is not there" for name in CORE_ATTRIBUTES if not hasattr(llm, name)]
         interfaces = self.record["interfaces"].items()
@@ -94,25 +94,25 @@ def _difference(name: str, recorded: Sequence[str]) -> str:
     """Return how the object `name`, such as "vllm.v1.engine:EngineCoreOutput", differs; "" when it does not."""
     module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        subject: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            subject = getattr(subject, part)
     except (ImportError, AttributeError):
         return f"{name} is not there"
-    names = _names(found)
+    names = _names(subject)
     return "" if names == list(recorded) else f"{name} has {', '.join(names)} instead of {', '.join(recorded)}"
 
 
-def _names(found: Any) -> list[str]:
+def _names(subject: Any) -> list[str]:
     """Return the fields of a class, or the parameters of a function without self."""
-    if isinstance(found, type):
-        if dataclasses.is_dataclass(found):
-            return [field.name for field in dataclasses.fields(found)]
+    if isinstance(subject, type):
+        if dataclasses.is_dataclass(subject):
+            return [field.name for field in dataclasses.fields(subject)]
         # In this order: a Struct of msgspec, a NamedTuple, an Enum.
         for attribute in ("__struct_fields__", "_fields", "__members__"):
-            if (names := getattr(found, attribute, None)) is not None:
+            if (names := getattr(subject, attribute, None)) is not None:
                 return list(names)
-    return [name for name in inspect.signature(found).parameters if name not in ("self", "cls")]
+    return [name for name in inspect.signature(subject).parameters if name not in ("self", "cls")]
 
 
 def prepare_process() -> None:

@@ -2,7 +2,7 @@
 
 Guides of guided decoding are checked in the pool of threads that tokenises prompts, so that they delay no token.
 
-Outputs of the engine core, which is a process of its own, are read an iteration at a time (`core_connection`), or
+Outputs of the engine core, which is a process of its own, are read an iteration at a time (`CoreConnection`), or
 through AsyncLLM.generate() where the installed vLLM is not like its record. Text is made here in both cases, and the
 steps are the same. An answer whose request wants no steps is kept until it is whole.
 
