@@ -12,24 +12,55 @@ from deepseek_triton_client._core.checked_request import (
     BatchItem,
     Messages,
     Prompt,
-    Request,
     chat_request,
     prompt_request,
     tokenize_request,
 )
 from deepseek_triton_client._core.client_settings import Timeouts
 from deepseek_triton_client._core.exceptions import DeepseekTritonError
-from deepseek_triton_client._core.interfaces import Runtime
 from deepseek_triton_client._core.response_reader import read_model_info
 from deepseek_triton_client._core.results import Chunk, Completion, Metrics, ModelMetadata, Readiness
 from deepseek_triton_client._core.sampling_params import SamplingParams
 
 
-class AsyncClient(BaseClient["AsyncStream"]):
+class AsyncStream(BaseStream):
+    """One answer, read with `async for` while it is generated; see `Stream`."""
+
+    async def __aenter__(self) -> AsyncStream:
+        self._exchange = await self._calls.open(self._unopened())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        chunk = await self._opened().next()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def completion(self) -> Completion:
+        """The whole answer, including the chunks that were taken already. Raises what reading it raises."""
+        async for _ in self:
+            pass
+        return self._opened().completion()
+
+    async def close(self) -> None:
+        """Cancel the request unless it has ended. May be called again."""
+        if self._exchange is not None:
+            await self._exchange.close()
+
+
+class AsyncClient(BaseClient[AsyncStream]):
     """`Client` for asyncio, with the same arguments, results and errors. A client belongs to one event loop, and all
     tasks of that loop may share it. Cancelling a task that waits here cancels its request on the server."""
 
     _batch_types = (Iterable, AsyncIterable)
+    _new_runtime = AsyncioRuntime
+    _new_stream = AsyncStream
 
     async def generate(
         self,
@@ -159,40 +190,3 @@ class AsyncClient(BaseClient["AsyncStream"]):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-    def _runtime(self) -> Runtime:
-        return AsyncioRuntime()
-
-    def _stream(self, request: Request) -> AsyncStream:
-        return AsyncStream(self._calls, request)
-
-
-class AsyncStream(BaseStream):
-    """One answer, read with `async for` while it is generated; see `Stream`."""
-
-    async def __aenter__(self) -> AsyncStream:
-        self._exchange = await self._calls.open(self._unopened())
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-    def __aiter__(self) -> AsyncIterator[Chunk]:
-        return self
-
-    async def __anext__(self) -> Chunk:
-        chunk = await self._opened().next()
-        if chunk is None:
-            raise StopAsyncIteration
-        return chunk
-
-    async def completion(self) -> Completion:
-        """The whole answer, including the chunks that were taken already. Raises what reading it raises."""
-        async for _ in self:
-            pass
-        return self._opened().completion()
-
-    async def close(self) -> None:
-        """Cancel the request unless it has ended. May be called again."""
-        if self._exchange is not None:
-            await self._exchange.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -44,10 +43,82 @@ _NO_PARAMS = SamplingParams()
 StreamT = TypeVar("StreamT", bound="BaseStream")
 
 
-class BaseClient(ABC, Generic[StreamT]):
+class BaseStream:
+    """Identity and progress of a stream: everything in it that does not wait."""
+
+    def __init__(self, calls: Calls, request: Request) -> None:
+        self._calls = calls
+        self._request = request
+        self._exchange: Exchange | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
+    @property
+    def url(self) -> str:
+        """URL of the server that answers."""
+        return self._opened().url
+
+    @property
+    def text(self) -> str:
+        """The text so far; that of the first answer if the request asked for several."""
+        return self._opened().text()
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far; that of the first answer if the request asked for several."""
+        return self._opened().reasoning()
+
+    def _opened(self) -> Exchange:
+        if self._exchange is None:
+            raise RuntimeError("the stream is not open: enter its `with` block first")
+        return self._exchange
+
+    def _unopened(self) -> Request:
+        if self._exchange is not None:
+            raise RuntimeError("a stream can be entered only once")
+        return self._request
+
+
+class Stream(BaseStream):
+    """One answer, read chunk by chunk while it is generated. Iterate once and from one thread; `completion` reads the
+    rest. Any error of the package can come between two chunks; it ends the stream."""
+
+    def __enter__(self) -> Stream:
+        self._exchange = run(self._calls.open(self._unopened()))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        chunk = run(self._opened().next())
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def completion(self) -> Completion:
+        """The whole answer, including the chunks that were taken already. Raises what reading it raises."""
+        for _ in self:
+            pass
+        return self._opened().completion()
+
+    def close(self) -> None:
+        """Cancel the request unless it has ended. May be called again."""
+        if self._exchange is not None:
+            run(self._exchange.close())
+
+
+class BaseClient(Generic[StreamT]):
     """Settings, and requests made of a call's arguments: everything in a client that does not wait."""
 
     _batch_types: tuple[type, ...] = (Iterable,)
+    _new_runtime: Callable[[], Runtime]
+    _new_stream: Callable[[Calls, Request], StreamT]
 
     def __init__(
         self,
@@ -82,7 +153,7 @@ class BaseClient(ABC, Generic[StreamT]):
             context_endpoints=Endpoint.parse_all(context_urls, name="context_urls"),
         )
         self._whole_answer_timeouts = self._settings.timeouts.for_whole_answers()
-        self._open_calls: Calls | None = Calls(self._settings, self._runtime())
+        self._open_calls: Calls | None = Calls(self._settings, self._new_runtime())
 
     @property
     def url(self) -> str:
@@ -108,7 +179,8 @@ class BaseClient(ABC, Generic[StreamT]):
         Entering the block sends the request and returns with the first response; leaving it early cancels the request
         on the server. The arguments are those of `generate`, and all limits of `timeouts` apply.
         """
-        return self._stream(self._request(prompt_request, prompt, params, fields, timeouts, request_id, streaming=True))
+        request = self._request(prompt_request, prompt, params, fields, timeouts, request_id, streaming=True)
+        return self._new_stream(self._calls, request)
 
     def stream_chat(
         self,
@@ -120,17 +192,12 @@ class BaseClient(ABC, Generic[StreamT]):
         **fields: Any,
     ) -> StreamT:
         """Return the answer of `chat` as a stream; see `stream`."""
-        return self._stream(self._request(chat_request, messages, params, fields, timeouts, request_id, streaming=True))
+        request = self._request(chat_request, messages, params, fields, timeouts, request_id, streaming=True)
+        return self._new_stream(self._calls, request)
 
     def __repr__(self) -> str:
         urls = ", ".join(repr(str(endpoint)) for endpoint in self._settings.endpoints)
         return f"{type(self).__name__}({urls}, model_name={self.model_name!r})"
-
-    @abstractmethod
-    def _runtime(self) -> Runtime: ...
-
-    @abstractmethod
-    def _stream(self, request: Request) -> StreamT: ...
 
     @property
     def _calls(self) -> Calls:
@@ -205,7 +272,7 @@ def _merged(params: SamplingParams | None, fields: Mapping[str, Any]) -> Samplin
     return params.merged(fields)
 
 
-class Client(BaseClient["Stream"]):
+class Client(BaseClient[Stream]):
     """Generates text with one model on one or several Triton servers. Its methods block.
 
     `url` is "http://host:port", "grpc://host:port", https:// or grpcs://; "host:port" alone is HTTP, and a missing port
@@ -218,6 +285,9 @@ class Client(BaseClient["Stream"]):
 
     Every method raises only errors of this package (`DeepseekTritonError`); a closed client raises RuntimeError.
     """
+
+    _new_runtime = BlockingRuntime
+    _new_stream = Stream
 
     def generate(
         self,
@@ -376,79 +446,3 @@ class Client(BaseClient["Stream"]):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _runtime(self) -> Runtime:
-        return BlockingRuntime()
-
-    def _stream(self, request: Request) -> Stream:
-        return Stream(self._calls, request)
-
-
-class BaseStream:
-    """Identity and progress of a stream: everything in it that does not wait."""
-
-    def __init__(self, calls: Calls, request: Request) -> None:
-        self._calls = calls
-        self._request = request
-        self._exchange: Exchange | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self._request.request_id
-
-    @property
-    def url(self) -> str:
-        """URL of the server that answers."""
-        return self._opened().url
-
-    @property
-    def text(self) -> str:
-        """The text so far; that of the first answer if the request asked for several."""
-        return self._opened().text()
-
-    @property
-    def reasoning(self) -> str:
-        """The reasoning so far; that of the first answer if the request asked for several."""
-        return self._opened().reasoning()
-
-    def _opened(self) -> Exchange:
-        if self._exchange is None:
-            raise RuntimeError("the stream is not open: enter its `with` block first")
-        return self._exchange
-
-    def _unopened(self) -> Request:
-        if self._exchange is not None:
-            raise RuntimeError("a stream can be entered only once")
-        return self._request
-
-
-class Stream(BaseStream):
-    """One answer, read chunk by chunk while it is generated. Iterate once and from one thread; `completion` reads the
-    rest. Any error of the package can come between two chunks; it ends the stream."""
-
-    def __enter__(self) -> Stream:
-        self._exchange = run(self._calls.open(self._unopened()))
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self
-
-    def __next__(self) -> Chunk:
-        chunk = run(self._opened().next())
-        if chunk is None:
-            raise StopIteration
-        return chunk
-
-    def completion(self) -> Completion:
-        """The whole answer, including the chunks that were taken already. Raises what reading it raises."""
-        for _ in self:
-            pass
-        return self._opened().completion()
-
-    def close(self) -> None:
-        """Cancel the request unless it has ended. May be called again."""
-        if self._exchange is not None:
-            run(self._exchange.close())
