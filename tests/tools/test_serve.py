@@ -234,6 +234,14 @@ def test_sigterm_reaches_the_server_and_its_exit_code_comes_back(repository, sta
     assert serving.children() == []
 
 
+def test_launch_stop_knows_it(repository, start):
+    serving = start(repository)
+    serving.lines_until_ready()
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "stop", str(repository)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith(": stopped\n")
+    assert serving.process.wait() == 0
+
+
 def test_nothing_outlives_a_serve_that_was_killed(repository, start):
     serving = start(repository)
     serving.lines_until_ready()
@@ -301,17 +309,6 @@ def test_a_server_that_is_killed_is_a_failure_with_its_code(repository, start):
     assert serving.children() == []
 
 
-def test_a_port_in_use_is_named_with_its_holder_before_anything_starts(repository, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(PortError) as caught:
-            serve(automatic(repository, grpc_port=port))
-    assert f"port {port} for gRPC is taken by process {os.getpid()} (" in str(caught.value)
-    assert "--grpc-port" in str(caught.value)
-    assert caught.value.exit_code == 1
-    assert processes(tmp_path) == []
-
-
 def test_a_port_that_is_taken_or_going_to_be_is_not_chosen(monkeypatch):
     """A server listens only when its model has loaded. Until then its supervisor has reserved the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as reservation:
@@ -322,13 +319,18 @@ def test_a_port_that_is_taken_or_going_to_be_is_not_chosen(monkeypatch):
         assert free_port("127.0.0.1", [chosen]) == expected
 
 
-def test_ports_that_cannot_be_listened_on(repository):
-    for options, expected in [
-        ({"http_port": 9000, "grpc_port": 9000}, "a port each, got 9000, 9000, "),
-        ({"host": "203.0.113.1"}, r"can't listen on 203.0.113.1"),
-    ]:
-        with pytest.raises(PortError, match=expected):
-            ServerProcess(automatic(repository, **options)).start()
+def test_ports_that_cannot_be_listened_on(repository, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        for options, expected in [
+            ({"grpc_port": port}, rf"port {port} for gRPC is taken by process {os.getpid()} \(.*--grpc-port"),
+            ({"http_port": 9000, "grpc_port": 9000}, "a port each, got 9000, 9000, "),
+            ({"host": "203.0.113.1"}, r"can't listen on 203.0.113.1"),
+        ]:
+            with pytest.raises(PortError, match=expected) as caught:
+                serve(automatic(repository, **options))
+            assert caught.value.exit_code == 1
+    assert processes(tmp_path) == []
 
 
 def test_an_automatic_port_that_was_lost_is_chosen_anew(repository, monkeypatch):
