@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.host.mounts import Mount, mount_at, parse_mountinfo
-from deepseek_triton_tools.warming.filesystem import (
-    ENOUGH_READ_AHEAD_KB,
-    MOST_JOBS,
-    READ_AHEAD,
-    file_system_of,
-)
+from deepseek_triton_tools.host.host_memory import Mount, mount_at, parse_mountinfo
+from deepseek_triton_tools.warming.filesystem import ENOUGH_READ_AHEAD_KB, MOST_JOBS, READ_AHEAD, file_system_of
 from support.mounting import mounted, overlay
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -32,10 +32,9 @@ from deepseek_triton_client import (
     TensorMetadata,
 )
 from deepseek_triton_client.testing import LoopbackServer
-from deepseek_triton_tools.host.open_files import allow_open_files
+from deepseek_triton_tools.host.processes import allow_open_files
 from deepseek_triton_tools.server import waiting
-from deepseek_triton_tools.server.loadable_models import missing_model
-from deepseek_triton_tools.server.waiting import LogFollower, Waiting
+from deepseek_triton_tools.server.waiting import LogFollower, Waiting, missing_model
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
 from deepseek_triton_tools.warming import server_rounds

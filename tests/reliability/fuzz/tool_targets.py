@@ -32,8 +32,7 @@ from deepseek_triton_tools.evaluation.task_data import read_rows
 from deepseek_triton_tools.generating.batch_files import BatchRows, open_input
 from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.generating.prompt_sources import read_messages
-from deepseek_triton_tools.host.host_memory import read_host_memory
-from deepseek_triton_tools.host.mounts import parse_mountinfo
+from deepseek_triton_tools.host.host_memory import parse_mountinfo, read_host_memory
 from deepseek_triton_tools.launching.launch_settings import measured_rate
 from deepseek_triton_tools.launching.mpirun import read_host_file
 from deepseek_triton_tools.plans.plan_diff import _lines

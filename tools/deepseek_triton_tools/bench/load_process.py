@@ -17,7 +17,7 @@ import uvloop
 from deepseek_triton_tools.bench.figures import RequestRecord
 from deepseek_triton_tools.bench.targets import BenchAnswer, BenchPrompt, BenchTarget, TargetSettings, TritonTarget
 from deepseek_triton_tools.bench.workload import Conversation
-from deepseek_triton_tools.host.open_files import allow_open_files
+from deepseek_triton_tools.host.processes import allow_open_files
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized

@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deepseek_triton_tools.gateway.settings import GatewaySettings
-from deepseek_triton_tools.host.open_files import allow_open_files
+from deepseek_triton_tools.host.processes import allow_open_files
 
 _FOLDER_VARIABLE = "DEEPSEEK_TRITON_GATEWAY_FOLDER"
 """Names the folder that the workers of one gateway share."""

@@ -1,9 +1,10 @@
-"""Processes by Linux's /proc: whether one runs, and which one listens on a port."""
+"""Processes by Linux's /proc: whether one runs, which one listens on a port; and how many files this one may open."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,3 +40,12 @@ def listening_inodes(port: int) -> Iterator[str]:
             columns = row.split()
             if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
                 yield columns[9]
+
+
+def allow_open_files(wanted: int) -> None:
+    """Raise the soft limit on open files, as far as the hard limit allows it. The usual soft limit of 1,024 is low only
+    for old programs that use select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

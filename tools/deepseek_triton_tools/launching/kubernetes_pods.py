@@ -17,13 +17,7 @@ from deepseek_triton_build.text import for_comment, parse_yaml
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching.containers import KERNELS_MOUNT, cache_folder, kernel_environment, transports
-from deepseek_triton_tools.launching.kubernetes_yaml import (
-    RepositoryFile,
-    content_hash,
-    filled,
-    literal,
-    mapping,
-)
+from deepseek_triton_tools.launching.kubernetes_yaml import RepositoryFile, content_hash, filled, literal, mapping
 from deepseek_triton_tools.launching.launch_settings import (
     GROUP_S,
     PERIOD_S,

@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from deepseek_triton_tools.host.host_memory import read_number
-from deepseek_triton_tools.host.mounts import Mount, mount_at, read_mounts
+from deepseek_triton_tools.host.host_memory import Mount, mount_at, read_mounts, read_number
 
 # Bytes that a thread asks for at once: 64 MiB.
 WINDOW = 2**26

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deepseek_triton_client import AsyncClient, ProtocolError, Retries
-from deepseek_triton_tools.host.open_files import allow_open_files
+from deepseek_triton_tools.host.processes import allow_open_files
 from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
 from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting, load_phases, wait_for_server

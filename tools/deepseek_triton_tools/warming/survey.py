@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from deepseek_triton_build.check import Finding
-from deepseek_triton_tools.host.host_memory import BUDGET_SHARE, HostMemory, read_host_memory
-from deepseek_triton_tools.host.mounts import read_mounts
+from deepseek_triton_tools.host.host_memory import BUDGET_SHARE, HostMemory, read_host_memory, read_mounts
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_checkpoints
 from deepseek_triton_tools.warming.filesystem import FileSystem, file_system_of
 from deepseek_triton_tools.warming.page_cache import ResidentFile, known_sum
