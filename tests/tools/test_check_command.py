@@ -102,10 +102,12 @@ def test_release_gpu_and_model_of_a_file_can_be_said(tmp_path):
 
 AS_NOBODY = """
 import os, sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from deepseek_triton_tools.cli.main import main
-with open(os.devnull, "w") as null, redirect_stdout(null):
-    main(["check", sys.argv[1]])  # imports everything while root, who may read this Python
+with open(os.devnull, "w") as null, redirect_stdout(null), redirect_stderr(null):
+    # Imports everything while root, who may read this Python: an error needs more than a report.
+    main(["check", sys.argv[1]])
+    main(["check", "/nowhere"])
 for path in sys.argv[2:]:
     mode = os.stat(path).st_mode
     os.chmod(path, 0)

@@ -320,14 +320,6 @@ def test_whatever_a_manifest_holds_the_answer_is_no_traceback(damage, options):
         assert main(["upgrade", folder, *options]) in (0, 1, 2)
 
 
-def test_aliases_that_never_end_are_shown_as_a_conflict(folder, capsys):
-    with (folder / CONFIG).open("a") as file:
-        file.writelines(f"b{n}: &b{n} [{', '.join([f'*b{n - 1 if n else n}'] * 9)}]\n" for n in range(30))
-
-    assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 1
-    assert "conflict about the whole file: its settings can't be merged" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_a_folder_of_a_newer_version_is_not_taken_back(folder, capsys):
     path = folder / MANIFEST

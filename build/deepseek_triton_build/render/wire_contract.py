@@ -8,6 +8,9 @@ from typing import Any
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.text import comment_lines
 
+_DECOUPLED = "Responses are sent as they are made: streams need this, and a request without a stream gets one response."
+_NOT_DECOUPLED = "Each request gets one response: ModelInfer and /infer need this, and streams are refused."
+
 
 def config_pbtxt(*, stamp: str, decoupled: bool, backend_name: str = "python") -> str:
     """Return the text of config.pbtxt, written from the wire contract."""
@@ -29,10 +32,6 @@ def config_pbtxt(*, stamp: str, decoupled: bool, backend_name: str = "python") -
         "instance_group [ { count: 1, kind: KIND_CPU } ]",
     ]
     return "\n".join(lines) + "\n"
-
-
-_DECOUPLED = "Responses are sent as they are made: streams need this, and a request without a stream gets one response."
-_NOT_DECOUPLED = "Each request gets one response: ModelInfer and /infer need this, and streams are refused."
 
 
 def declaration(kind: str, tensor: Any) -> str:

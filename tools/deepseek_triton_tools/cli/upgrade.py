@@ -45,7 +45,13 @@ def _upgrade(args: argparse.Namespace) -> int:
 
     _refuse_place(args.folder, apply=args.apply)
     manifest, record = _manifest(args.folder)
-    _refuse_newer(args.folder, str(record.get("version")))
+    version = str(record.get("version"))
+    if _numbers(version) > _numbers(__version__):  # its changes would be taken back
+        raise ToolError(
+            f"{args.folder}: expected a folder of deepseek-triton {__version__} or earlier, found one of {version}; "
+            "upgrade it with that version or a later one",
+            exit_code=2,
+        )
     plans, files = _generated(args, manifest, record)
     target = UpgradeTarget(
         folder=args.folder,
@@ -99,7 +105,11 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
             "the pair again"
         )
     record = read_manifest(manifest)
-    _refuse_side(folder)
+    place = Path(os.path.realpath(folder))
+    above = manifests_of(place.parent)
+    is_side = f"{place.name}/" in {side for side, _ in above}
+    if is_side and read_manifest(above[0][1]).get("profile") == "disagg":  # both have to be for the same release
+        raise ToolError(f"{folder}: is one side of a pair; upgrade both, in {place.parent}", exit_code=2)
     if not isinstance(record.get("options"), str) or not record["options"]:
         raise ToolError(
             f'{manifest}: expected the options of `build` as "options", found none; if nothing else is left of it, '
@@ -108,29 +118,6 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     if manifest.parent == folder and record.get("format") == "triton" and record.get("profile") != "disagg":
         raise ToolError(f"{folder}: is a model of a repository; name the repository, {folder.parent}", exit_code=2)
     return manifest, record
-
-
-def _refuse_side(folder: Path) -> None:
-    """Raise ToolError for one side of a pair: both have to be for the same release."""
-    from deepseek_triton_build import manifests_of, read_manifest
-
-    place = Path(os.path.realpath(folder))
-    above = manifests_of(place.parent)
-    sides = {side for side, _ in above}
-    if above and f"{place.name}/" in sides and read_manifest(above[0][1]).get("profile") == "disagg":
-        raise ToolError(f"{folder}: is one side of a pair; upgrade both, in {place.parent}", exit_code=2)
-
-
-def _refuse_newer(folder: Path, version: str) -> None:
-    """Raise ToolError for a folder of a newer version of the generator: its changes would be taken back."""
-    from deepseek_triton_tools._version import __version__
-
-    if _numbers(version) > _numbers(__version__):
-        raise ToolError(
-            f"{folder}: expected a folder of deepseek-triton {__version__} or earlier, found one of {version}; upgrade "
-            "it with that version or a later one",
-            exit_code=2,
-        )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -41,7 +41,9 @@ def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
     code = 1 if report.has_errors else 0
     with to_reader():
         if as_json:
-            print_json(_document(report))
+            models = [asdict(model) for model in report.models]
+            findings = report.findings_json()
+            print_json({"schema": SCHEMA, "ok": not report.has_errors, "models": models, "findings": findings})
         else:
             _show(report)
     return code
@@ -61,14 +63,10 @@ def _show(report: Report) -> None:
 
 def show_finding(file: str, finding: Finding) -> None:
     """Print a finding and its fix."""
-    print(_where(file, finding))
-    print(paragraph(f"fix: {finding.fix}", "    "))
-
-
-def _where(file: str, finding: Finding) -> str:
     line = "" if finding.line is None else f":{finding.line}"
     severity = styled(finding.severity, _STYLES[finding.severity])
-    return f"{printable(file)}{line}: {severity} {finding.code} {printable(finding.message)}"
+    print(f"{printable(file)}{line}: {severity} {finding.code} {printable(finding.message)}")
+    print(paragraph(f"fix: {finding.fix}", "    "))
 
 
 def _known(model: CheckedModel) -> str:
@@ -88,12 +86,3 @@ def _counts(report: Report) -> str:
     shown = [f"{counts[name]} {name}{'' if counts[name] == 1 else 's'}" for name in ("error", "warning", "note")]
     verdict = "not ok" if report.has_errors else "ok"
     return f"{verdict}: {', '.join(shown)}; {pages_folder() / 'rules.md'} explains the codes"
-
-
-def _document(report: Report) -> dict[str, object]:
-    return {
-        "schema": SCHEMA,
-        "ok": not report.has_errors,
-        "models": [asdict(model) for model in report.models],
-        "findings": report.findings_json(),
-    }

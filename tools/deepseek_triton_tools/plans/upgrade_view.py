@@ -133,7 +133,9 @@ def _show(
     keep: Keep | None,
     backup: Path | None,
 ) -> None:
-    print(styled(paragraph(printable(_title(target)), ""), "1"))
+    then, now = _version(target.record), _version(_now(target))
+    title = f"{target.folder}, built by {then}" + ("" if then == now else f"; now: {now}")
+    print(styled(paragraph(printable(title), ""), "1"))
     for file in merged.files:
         _show_file(target, file, keep)
     for line in _other_lines(merged):
@@ -150,12 +152,6 @@ def _show(
     }
     if status in last:
         print(paragraph(printable(last[status]), ""))
-
-
-def _title(target: UpgradeTarget) -> str:
-    then, now = _version(target.record), _version(_now(target))
-    folder = f"{target.folder}, built by {then}"
-    return folder if then == now else f"{folder}; now: {now}"
 
 
 def _now(target: UpgradeTarget) -> Mapping[str, Any]:
