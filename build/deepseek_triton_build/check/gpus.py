@@ -22,10 +22,8 @@ from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.pbtxt import ModelConfig
 from deepseek_triton_build.check.scripts import ShellScript
 from deepseek_triton_build.data.catalog import Gpu
-from deepseek_triton_build.rules.memory_budget import deployment_budget
 from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
-from deepseek_triton_build.rules.well_typed import well_typed
 from deepseek_triton_build.text import short_repr
 
 PARAMETER = "gpu_device_ids"
@@ -155,10 +153,10 @@ def _example(count: int, num_ranks: int | None) -> str:
 
 def memory_problems(deployment: Deployment) -> Iterator[tuple[CheckCode, Violation]]:
     """Find weights or a KV cache that don't fit; nothing when a fact that they depend on is unknown."""
-    deployment = well_typed(deployment)
+    deployment = deployment.well_typed()
     with suppress(UnknownFactError):
         gpu, architecture, checkpoint = deployment.gpu, deployment.architecture, deployment.checkpoint
-        budget = deployment_budget(deployment)
+        budget = deployment.budget()
         if budget is None or gpu is None or architecture is None or checkpoint is None:
             return
         held, context = budget.weights / GIB, budget.context / GIB

@@ -253,25 +253,22 @@ def _by_name() -> Mapping[str, tuple[Variant, KnownCheckpoint]]:
 
 def _variant(name: str, entry: dict[str, Any]) -> Variant:
     lists = {key: tuple(entry.get(key, ())) for key in ("engines", "presets")}
+    unnamed: dict[str, Any] = {
+        "model": "",
+        "weight_bytes": 0,
+        "bytes_status": "computed",
+        "num_shards": None,
+        "wo_quantized": False,
+    }
     weights = {
-        kind: {precision: _checkpoint(find_precision(precision), row) for precision, row in entry.get(kind, {}).items()}
+        kind: {
+            precision: KnownCheckpoint(precision=find_precision(precision), **{**unnamed, **row})
+            for precision, row in entry.get(kind, {}).items()
+        }
         for kind in ("checkpoints", "own_checkpoints")
     }
     architecture = architectures()[entry["architecture"]] if "architecture" in entry else None
     return Variant(name=name, **(entry | lists | weights | {"architecture": architecture}))
-
-
-_NOT_GIVEN: Mapping[str, Any] = {
-    "model": "",
-    "weight_bytes": 0,
-    "bytes_status": "computed",
-    "num_shards": None,
-    "wo_quantized": False,
-}
-
-
-def _checkpoint(precision: Precision, row: dict[str, Any]) -> KnownCheckpoint:
-    return KnownCheckpoint(precision=precision, **{**_NOT_GIVEN, **row})
 
 
 def _find(kind: str, name: str, entries: Mapping[str, _Entry]) -> _Entry:

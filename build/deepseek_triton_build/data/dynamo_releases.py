@@ -53,12 +53,12 @@ class DynamoRelease:
             records = [load_release(version) for version in {before, self._final, release}]
             return [key for key in keys if not all(record.find_key(key) for record in records)]
         newest, seen = load_release(RELEASES[0]), _table()["seen_in_1_3"]
-        return [key for key in keys if newest.find_key(key) is None or not _is_seen(key, seen)]
-
-
-def _is_seen(key: str, seen: list[str]) -> bool:
-    """Tell whether `key`, or for a section that is null a key in it, is among `seen`."""
-    return any(entry == key or entry.startswith(f"{key}.") for entry in seen)
+        # A section that is null is seen where a key in it is.
+        return [
+            key
+            for key in keys
+            if newest.find_key(key) is None or not any(entry == key or entry.startswith(f"{key}.") for entry in seen)
+        ]
 
 
 def dynamo_releases() -> tuple[str, ...]:

@@ -119,7 +119,15 @@ def _distance(published: Workload, asked: Workload) -> tuple[bool, bool, int]:
 @cache
 def profiles() -> dict[str, Profile]:
     entries = load_yaml("profiles.yaml")
-    return {name: _profile(name, entry) for name, entry in entries.items()}
+    return {
+        name: Profile(
+            name=name,
+            title=entry["title"],
+            formats=tuple(entry["formats"]),
+            recipes=tuple(map(_recipe, entry["recipes"])),
+        )
+        for name, entry in entries.items()
+    }
 
 
 def find_profile(name: str) -> Profile:
@@ -127,15 +135,6 @@ def find_profile(name: str) -> Profile:
     if name not in profiles():
         raise UnknownNameError("profile", name, profiles())
     return profiles()[name]
-
-
-def _profile(name: str, entry: Mapping[str, Any]) -> Profile:
-    return Profile(
-        name=name,
-        title=entry["title"],
-        formats=tuple(entry["formats"]),
-        recipes=tuple(_recipe(row) for row in entry["recipes"]),
-    )
 
 
 def _recipe(row: Mapping[str, Any]) -> Recipe:

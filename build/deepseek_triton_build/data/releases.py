@@ -249,36 +249,37 @@ def _load(version: str) -> Release:
         text=text,
         record=record,
         classes={name: _llm_class(name, record["classes"]) for name in record["classes"]},
-        features={name: _feature(name, row) for name, row in record["features"].items()},
+        features={
+            name: Feature(
+                name=name,
+                supported=None if row["supported"] == "unknown" else bool(row["supported"]),
+                source=row["source"],
+                note=row.get("note", ""),
+            )
+            for name, row in record["features"].items()
+        },
     )
 
 
 def _llm_class(name: str, entries: Mapping[str, Any]) -> LlmClass:
     entry = entries[name]
     inherited = _llm_class(entry["inherits"], entries) if "inherits" in entry else None
-    own = {key: _field(key, row) for key, row in entry["fields"].items()}
+    own = {
+        key: Field(
+            name=key,
+            type=row["type"],
+            default=row["default"],
+            status=row["status"],
+            sections=(row["class"],) if "class" in row else tuple(row.get("class_by", {}).get("classes", {}).values()),
+            discriminator=row.get("class_by", {}).get("key"),
+        )
+        for key, row in entry["fields"].items()
+    }
     return LlmClass(
         name=name,
         complete=entry["complete"] and (inherited is None or inherited.complete),
         fields={**inherited.fields, **own} if inherited else own,
     )
-
-
-def _field(name: str, row: Mapping[str, Any]) -> Field:
-    choice = row.get("class_by", {})
-    return Field(
-        name=name,
-        type=row["type"],
-        default=row["default"],
-        status=row["status"],
-        sections=(row["class"],) if "class" in row else tuple(choice.get("classes", {}).values()),
-        discriminator=choice.get("key"),
-    )
-
-
-def _feature(name: str, row: Mapping[str, Any]) -> Feature:
-    supported = None if row["supported"] == "unknown" else bool(row["supported"])
-    return Feature(name=name, supported=supported, source=row["source"], note=row.get("note", ""))
 
 
 def _find_field(classes: list[LlmClass], name: str) -> Field | None:
@@ -294,8 +295,14 @@ def sampler_of(release: Release, settings: Mapping[str, Any]) -> str:
 
     :param settings: LLM arguments as dotted paths, under the release's own keys.
     """
+
+    def holds(key: str, value: Any) -> bool:
+        if value == "any":
+            return settings.get(key) is not None or any(name.startswith(f"{key}.") for name in settings)
+        return bool(settings.get(key) == value)
+
     for rule in release.record["sampler"]["choose"]:
-        if all(_holds(settings, key, value) for key, value in rule["when"].items()):
+        if all(holds(key, value) for key, value in rule["when"].items()):
             return str(rule["sampler"])
     raise LookupError(f"the record of {release.version} has no rule at its end that always holds")
 
@@ -305,9 +312,3 @@ def honoured_fields(release: Release, settings: Mapping[str, Any]) -> frozenset[
     section = release.record["sampler"]
     sampler = section["samplers"][sampler_of(release, settings)]
     return frozenset((*section["always"], *sampler["honours"]["fields"]))
-
-
-def _holds(settings: Mapping[str, Any], key: str, value: Any) -> bool:
-    if value == "any":
-        return settings.get(key) is not None or any(name.startswith(f"{key}.") for name in settings)
-    return bool(settings.get(key) == value)

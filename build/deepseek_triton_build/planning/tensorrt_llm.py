@@ -25,7 +25,6 @@ from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.planning.trtllm_settings import choose_environment, choose_settings, unset_environment
 from deepseek_triton_build.planning.trtllm_sizes import Sizes, choose_sizes
 from deepseek_triton_build.rules import violations
-from deepseek_triton_build.rules.memory_budget import deployment_budget
 from deepseek_triton_build.rules.moe import BALANCER, shared_expert_bytes
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
@@ -152,7 +151,7 @@ class TrtllmEngine:
         )
 
     def left_by_own(self, arguments: Arguments) -> Budget:
-        left = deployment_budget(self.deployment(arguments, ()))
+        left = self.deployment(arguments, ()).budget()
         assert left is not None  # a target knows its GPU and its weights
         if left.kv_tokens < LEAST_KV_TOKENS:
             raise RefusedPlanError(

@@ -27,7 +27,6 @@ from deepseek_triton_build.rules.disaggregation import ServerPair
 from deepseek_triton_build.rules.orchestrator import Orchestrator
 from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
-from deepseek_triton_build.rules.well_typed import well_typed
 
 _MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe, parallelism, sparse)
 RULES = tuple(sorted((rule for module in _MODULES for rule in module.RULES), key=lambda rule: rule.code))
@@ -46,7 +45,7 @@ def target_violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]
 
 def violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
     """Yield every rule that `deployment` breaks: errors, warnings and notes."""
-    return _broken(RULES, well_typed(deployment))
+    return _broken(RULES, deployment.well_typed())
 
 
 def vllm_violations(deployment: VllmDeployment, *, target_only: bool = False) -> Iterator[tuple[Rule, Violation]]:

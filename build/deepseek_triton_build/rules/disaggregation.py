@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
-from deepseek_triton_build.rules.well_typed import well_typed
 
 RULES = RuleTable()
 CONTEXT, GENERATION = "context", "generation"
@@ -32,7 +31,7 @@ class ServerPair:
 
     def well_typed(self) -> ServerPair:
         """Return the pair without the settings whose values are of a wrong type."""
-        return replace(self, context=well_typed(self.context), generation=well_typed(self.generation))
+        return replace(self, context=self.context.well_typed(), generation=self.generation.well_typed())
 
     @property
     def sides(self) -> Mapping[str, Deployment]:

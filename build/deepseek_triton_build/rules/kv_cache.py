@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from deepseek_triton_build.arithmetic.gpu_memory import GIB
 from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_MAX_NUM_TOKENS
 from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
-from deepseek_triton_build.rules.memory_budget import deployment_budget
 from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, RuleTable, Violation
 
 RULES = RuleTable()
@@ -171,7 +170,7 @@ def _two_limits(d: Deployment) -> Iterator[Violation]:
     source=f"{GUIDE}; {DEPLOYMENT}; the plan's own arithmetic",
 )
 def _little_free(d: Deployment) -> Iterator[Violation]:
-    budget = deployment_budget(d)
+    budget = d.budget()
     if budget is None or budget.kv_cache <= 0 or budget.free >= _LEAST_FREE:
         return
     tokens, fraction = d.get("max_num_tokens") or DEFAULT_MAX_NUM_TOKENS, d.get(_FRACTION) or 0

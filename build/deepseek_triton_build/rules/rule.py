@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from deepseek_triton_build.arithmetic.gpu_memory import Layout
+from deepseek_triton_build.arithmetic.gpu_memory import Budget, Layout, cuda_graph_batch_sizes, make_budget
+from deepseek_triton_build.arithmetic.warmup_shapes import (
+    DEFAULT_GRAPH_MAX_BATCH_SIZE,
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_MAX_NUM_TOKENS,
+)
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Variant
-from deepseek_triton_build.data.releases import Release, load_release
+from deepseek_triton_build.data.releases import Field, Release, load_release
+from deepseek_triton_build.data.type_strings import fits
 
 Severity = Literal["error", "warning", "note"]
 CANONICAL_RELEASE = "1.2.1"
@@ -18,6 +25,9 @@ MTP_KV_LAYERS = "mtp_kv_layer_per_draft"
 """The feature that MTP has a layer of the KV cache for each draft token; where it is not known, it counts as so."""
 FLASH_MLA_TOKENS_PER_BLOCK = 64
 """FlashMLA, Hopper's kernel for MLA, sets this block size over any configured one (py_executor_creator.py)."""
+_DEFAULT_FRACTION = 0.9
+"""The engine's free_gpu_memory_fraction when the key is missing or null (llm_args.py)."""
+_LITERAL = re.compile(r"Literal\[[^]]*\](, in any case)?")
 
 
 class UnknownFactError(Exception):
@@ -60,7 +70,42 @@ class Deployment:
             return self.settings[key]
         if key in self.unknown:
             raise UnknownFactError(key)
-        return _default(key)
+        found = _canonical_field(key)
+        return None if found is None else found.default
+
+    def well_typed(self) -> Deployment:
+        """Return the deployment without the settings whose values are not of their keys' types.
+
+        The check reports such a value by itself, and a rule could fail on it. A Literal counts as text, as the rules
+        judge its values.
+        """
+        types = {key: _LITERAL.sub("str", found.type) for key in self.settings if (found := _canonical_field(key))}
+        kept = {key: value for key, value in self.settings.items() if key not in types or fits(value, types[key])}
+        return self if len(kept) == len(self.settings) else replace(self, settings=kept)
+
+    def budget(self) -> Budget | None:
+        """Return the memory of one GPU, from well-typed settings alone; None when the GPU, the architecture or the
+        weights are not known."""
+        if self.gpu is None or self.architecture is None or self.checkpoint is None:
+            return None
+        value = self.get
+        graph_sizes = value("cuda_graph_config.batch_sizes") or cuda_graph_batch_sizes(
+            value("cuda_graph_config.max_batch_size") or DEFAULT_GRAPH_MAX_BATCH_SIZE
+        )
+        return make_budget(
+            self.gpu,
+            self.architecture,
+            self.checkpoint,
+            self.layout,
+            num_cuda_graphs=len(graph_sizes) if self.has_cuda_graphs else 0,
+            max_num_tokens=value("max_num_tokens") or DEFAULT_MAX_NUM_TOKENS,
+            moe_max_num_tokens=value("moe_config.max_num_tokens"),
+            kv_dtype="fp8" if self.has_fp8_kv else "bf16",
+            kv_fraction=value("kv_cache_config.free_gpu_memory_fraction") or _DEFAULT_FRACTION,
+            mtp_layers=self.mtp_kv_layers,
+            expert_slots=value("moe_config.load_balancer.num_slots") or 0,
+            sampler_batch=(value("max_batch_size") or DEFAULT_MAX_BATCH_SIZE) if self.has_cpp_sampler else 0,
+        )
 
     @cached_property
     def layout(self) -> Layout:
@@ -201,6 +246,5 @@ class RuleTable(list[Rule]):
 
 
 @cache
-def _default(key: str) -> Any:
-    found = load_release(CANONICAL_RELEASE).find_key(key)
-    return None if found is None else found.default
+def _canonical_field(key: str) -> Field | None:
+    return load_release(CANONICAL_RELEASE).find_key(key)
