@@ -39,7 +39,7 @@ def _build(args: argparse.Namespace) -> int:
 
     request = replace(plan_request(args), dynamo=args.dynamo, kv_routing=args.kv_routing)
     if request.profile == DISAGGREGATED:
-        from deepseek_triton_tools.plans.pair_summary import build_pair
+        from deepseek_triton_tools.plans.build_summary import build_pair
 
         if args.write_quant_config:
             raise ToolError(

@@ -40,7 +40,7 @@ def _plan(args: argparse.Namespace) -> int:
         raise OptionError("--aiconfigurator, --write-pace and --report are for a search: add --sla, or leave them out")
     request = plan_request(args)
     if request.profile == DISAGGREGATED:
-        from deepseek_triton_tools.plans.pair_summary import show_pair
+        from deepseek_triton_tools.plans.build_summary import show_pair
 
         show_pair(pair_request(args, request), as_json=args.json, brief=args.brief, against=args.diff)
         return 0

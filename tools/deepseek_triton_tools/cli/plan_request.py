@@ -30,12 +30,30 @@ from deepseek_triton_build.catalog import (
     variants,
     vllm_for_container,
 )
-from deepseek_triton_build.text import is_path, printable_line, short_repr
+from deepseek_triton_build.text import UNREADABLE_YAML, is_path, printable_line, short_repr
 from deepseek_triton_tools.cli.parsing import VerbParser, require_tools
 from deepseek_triton_tools.cli.plan_options import add_plan_options
 from deepseek_triton_tools.cli.preset_option import preset_or_file
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
+
+_INFLIGHT = "triton_config.max_inflight"
+_FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set", "--disagg")
+"""Options that only profile disagg has a use for."""
+_ENGINES_WITH_GPUS = ("tensorrt_llm", "vllm")
+_FOR_GPUS = (
+    *("--gpu", "--gpus", "--precision", "--profile", "--trtllm", "--vllm", "--image"),
+    *("--isl", "--osl", "--concurrency", "--from-bench", "--slo"),
+    *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--parallel", "--set"),
+)
+"""Options that have no meaning without an engine that runs on GPUs."""
+_FOR_ONE_ENGINE = {
+    "tensorrt_llm": ("--trtllm", "--relaxed-acceptance", "--allow-unpublished"),
+    "vllm": ("--vllm", "--parallel"),
+}
+_BRIEF = 200
+"""Most characters of a typed text that a message repeats."""
+_DISTILLED = "a distilled model has the architecture of the Qwen or Llama it was made of, which is not served here"
 
 
 class OptionError(ToolError):
@@ -97,9 +115,6 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         overrides=tuple(row for text in args.set for row in overrides(text)),
     )
     return request if args.from_bench is None or request.variant not in variants() else _as_measured(request, args)
-
-
-_INFLIGHT = "triton_config.max_inflight"
 
 
 def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
@@ -221,10 +236,6 @@ def _has_sides(args: argparse.Namespace) -> bool:
     return args.profile == DISAGGREGATED and args.preset is not None and Path(args.preset).is_dir()
 
 
-_FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set", "--disagg")
-"""Options that only profile disagg has a use for."""
-
-
 def pair_request(args: argparse.Namespace, both: PlanRequest) -> DisaggregatedRequest:
     """Make the request for context and generation servers.
 
@@ -246,54 +257,26 @@ def pair_request(args: argparse.Namespace, both: PlanRequest) -> DisaggregatedRe
     )
 
 
-_ENGINES_WITH_GPUS = ("tensorrt_llm", "vllm")
-_FOR_GPUS = (
-    *(
-        "--gpu",
-        "--gpus",
-        "--precision",
-        "--profile",
-        "--trtllm",
-        "--vllm",
-        "--image",
-        "--isl",
-        "--osl",
-        "--concurrency",
-        "--from-bench",
-        "--slo",
-    ),
-    *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--parallel", "--set"),
-)
-"""Options that have no meaning without an engine that runs on GPUs."""
-_FOR_ONE_ENGINE = {
-    "tensorrt_llm": ("--trtllm", "--relaxed-acceptance", "--allow-unpublished"),
-    "vllm": ("--vllm", "--parallel"),
-}
-
-
-def _given(args: argparse.Namespace, options: tuple[str, ...]) -> list[str]:
+def _options_set(args: argparse.Namespace, options: tuple[str, ...]) -> list[str]:
     values = {option: getattr(args, option[2:].replace("-", "_")) for option in options}
     return [option for option, value in values.items() if value is not None and value is not False and value != []]
 
 
-def _is_pair(args: argparse.Namespace, option: str) -> bool:
-    """Whether it is the profile that asks for two servers, which the embedded engines have too."""
-    return option == "--profile" and args.profile == DISAGGREGATED
-
-
 def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
     """Raise OptionError when there are options that would change nothing."""
-    if args.profile != DISAGGREGATED and (given := _given(args, _FOR_PAIRS)):
+    if args.profile != DISAGGREGATED and (given := _options_set(args, _FOR_PAIRS)):
         raise OptionError(f"{', '.join(given)}: only for --profile {DISAGGREGATED}; add that, or leave it out")
     if variant not in variants() or args.engine not in (None, *variants()[variant].engines):  # the planner refuses it
         return
     if _needs_gpu(variant, args.engine):
         used = _engine(variant, args.engine)
         for engine, options in _FOR_ONE_ENGINE.items():
-            if engine != used and (foreign := _given(args, options)):
+            if engine != used and (foreign := _options_set(args, options)):
                 raise OptionError(f"{', '.join(foreign)}: only for --engine {engine}, not for {used}; leave it out")
         return
-    if given := _given(args, tuple(option for option in _FOR_GPUS if not _is_pair(args, option))):
+    # The profile that asks for two servers is one of the embedded engines, too.
+    is_pair = args.profile == DISAGGREGATED
+    if given := _options_set(args, tuple(option for option in _FOR_GPUS if option != "--profile" or not is_pair)):
         other = ", or add --engine tensorrt_llm" if "tensorrt_llm" in variants()[variant].engines else ""
         raise OptionError(
             f"{variant} runs on an embedded engine, without TensorRT-LLM: leave out {', '.join(given)}{other}"
@@ -318,13 +301,9 @@ def overrides(text: str, option: str = "--set") -> Iterator[tuple[str, Any]]:
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)
         raise OptionError(f"{given}: the value is not YAML: {printable_line(problem)}; quote it") from error
-    except _NO_VALUE as error:
+    except UNREADABLE_YAML as error:
         raise OptionError(f"{given}: expected a value, got one that YAML can't read; quote it") from error
     yield from rows
-
-
-_NO_VALUE = (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError)
-"""Errors of PyYAML for a wrong date, `!!bool maybe`, `!!int ""`, a list as a key, or a list inside itself."""
 
 
 def _flat(key: str, value: Any, given: str) -> Iterator[tuple[str, Any]]:
@@ -350,10 +329,6 @@ def _hashable(value: Any, given: str) -> Any:
 
 def _brief(text: str) -> str:
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
-
-
-_BRIEF = 200
-"""Most characters of a typed text that a message repeats."""
 
 
 def _named(given: str) -> _Named:
@@ -398,9 +373,6 @@ def _unknown_model(given: str) -> str:
     if "deepseek" not in given.lower():
         return known
     return f"{known}; a copy of one of them under another name is given as --model beside its variant"
-
-
-_DISTILLED = "a distilled model has the architecture of the Qwen or Llama it was made of, which is not served here"
 
 
 def _is_distilled(model: str) -> bool:

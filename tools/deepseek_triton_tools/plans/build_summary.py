@@ -1,16 +1,20 @@
-"""A plan, written as a folder; and the summary of what was written."""
+"""A plan, or a plan of context and generation servers, written as a folder; and the summary of what was written."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build import (
     DEFAULT_FORMAT,
     DYNAMO,
     FORMATS,
+    PAIR_FORMATS,
+    DisaggregatedPlan,
+    DisaggregatedRequest,
     File,
     Plan,
     PlanRequest,
@@ -18,19 +22,25 @@ from deepseek_triton_build import (
     dynamo_mismatch,
     format_files,
     format_request,
+    make_disaggregated_plan,
     make_plan,
+    pair_files,
     write_repository,
 )
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.plans.plan_document import plan_document
-from deepseek_triton_tools.plans.plan_view import engine_version, how_to_get, show_warnings
+from deepseek_triton_tools.plans.plan_document import plan_document, warning_document
+from deepseek_triton_tools.plans.plan_view import engine_version, how_to_get, show_plan, show_warnings
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, printable, to_reader
-from deepseek_triton_tools.terminal.tables import paragraph
+from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
 
 if TYPE_CHECKING:
     from deepseek_triton_build import KvAlgo, QuantConfigChange
+
+_SCHEMA = "deepseek-triton/build/1"
+_PAIR_SCHEMA = "deepseek-triton/pair/1"
+_ORCHESTRATOR_SCRIPT = "orchestrator.sh"
 
 
 def build(
@@ -53,28 +63,32 @@ def build(
     changes: list[str] = []
     change = _quant_config(plan) if quant_config else None
     # The checkpoint is changed after all files could be written, and before they are moved to their place.
-    before = None if change is None else lambda: changes.append(_apply(change))
+    before = None if change is None else lambda: changes.append(_applied(change))
     is_replaced = write_folder(files, output, force=force, before=before)
     with to_reader():
         if as_json:
-            document = {
-                "schema": SCHEMA,
-                "output": str(output),
-                "format": format,
-                "start": FORMATS[format].start,
-                "replaced": is_replaced,
-                "files": [file.path.as_posix() for file in files],
-                "quant_config": next(iter(changes), None),
-                "plan": plan_document(plan),
-            }
-            print_json(document)
+            start = FORMATS[format].start
+            document = _build_document(output, format, start, files, is_replaced=is_replaced, plan=plan_document(plan))
+            print_json({**document, "quant_config": next(iter(changes), None)})
             return
         for line in [*summary(plan, output, format=format, is_replaced=is_replaced), *changes]:
             print(paragraph(printable(line), "", "    "))
         show_warnings(plan)
 
 
-SCHEMA = "deepseek-triton/build/1"
+def _build_document(
+    output: Path, format: str, start: str | None, files: list[File], *, is_replaced: bool, plan: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "output": str(output),
+        "format": format,
+        "start": start,
+        "replaced": is_replaced,
+        "files": [file.path.as_posix() for file in files],
+        "quant_config": None,
+        "plan": plan,
+    }
 
 
 def write_folder(files: list[File], output: Path, *, force: bool, before: Callable[[], None] | None = None) -> bool:
@@ -100,6 +114,10 @@ def details(plan: Plan, *, format: str = DEFAULT_FORMAT) -> list[str]:
         return [f"  {plan.engine} engine"]
     budget = plan.budget
     recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
+    engine = [f"  {engine_version(plan)}: {plan.image_for(format) or how_to_get(plan)}"]
+    if format == DYNAMO:
+        engine = [f"  {plan.image_for(format)}", f"  {dynamo_mismatch(plan)}"]
+    left_out = ", ".join(omission.key for omission in plan.omissions)
     runs = min(plan.max_concurrency, budget.concurrent_requests(plan.workload.isl or 0, plan.workload.osl or 0))
     return [
         f"  {plan.precision}, profile {plan.profile.name}{recipe}",
@@ -109,16 +127,10 @@ def details(plan: Plan, *, format: str = DEFAULT_FORMAT) -> list[str]:
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
         f"{plan.workload.osl:,} out",
-        *_engine_lines(plan, format),
+        *engine,
         _checkpoint_line(plan),
-        *_omission_lines(plan),
+        *([f"  left out: {left_out}; `deepseek-triton plan` says why"] if left_out else []),
     ]
-
-
-def _engine_lines(plan: Plan, format: str) -> list[str]:
-    if format == DYNAMO:
-        return [f"  {plan.image_for(format)}", f"  {dynamo_mismatch(plan)}"]
-    return [f"  {engine_version(plan)}: {plan.image_for(format) or how_to_get(plan)}"]
 
 
 def _checkpoint_line(plan: Plan) -> str:
@@ -129,12 +141,6 @@ def _checkpoint_line(plan: Plan) -> str:
     if plan.carries_checkpoint:
         return f"  checkpoint: {plan.checkpoint.model}, {size * 1000:.0f} MB inside the folder"
     return f"  checkpoint: {plan.checkpoint.model}, {size:.0f} GB for the container to download; --model names a folder"
-
-
-def _omission_lines(plan: Plan) -> list[str]:
-    if not plan.omissions:
-        return []
-    return [f"  left out: {', '.join(omission.key for omission in plan.omissions)}; `deepseek-triton plan` says why"]
 
 
 def start_line(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> str:
@@ -169,9 +175,105 @@ def _quant_config(plan: Plan) -> QuantConfigChange:
     return quant_config_change(folder, "FP8" if dtype == "fp8" else own)
 
 
-def _apply(change: QuantConfigChange) -> str:
+def _applied(change: QuantConfigChange) -> str:
     """Change the checkpoint, and say so in a line."""
     from deepseek_triton_build import write_quant_config
 
     backup = write_quant_config(change)
     return change.summary + (f"; as it was: {backup}" if backup else "")
+
+
+# Context and generation servers
+
+
+def build_pair(
+    request: DisaggregatedRequest, output: Path, *, force: bool = False, format: str = DEFAULT_FORMAT, as_json: bool
+) -> None:
+    """Write the plan for `request` as the folder `output`, in `format`, and print a summary, or a document.
+
+    :raises BuildError: when it can't be planned or written, and nothing is left behind.
+    """
+    if format == DYNAMO:
+        request = replace(request, both=format_request(format, request.both))
+    plan = make_disaggregated_plan(request)
+    files = pair_files(plan, version=__version__, format=format)
+    is_replaced = write_folder(files, output, force=force)
+    with to_reader():
+        if as_json:
+            # Which file starts or joins the servers of both sides; in the format triton each side has its own only.
+            start = {DEFAULT_FORMAT: None, DYNAMO: FORMATS[DYNAMO].start}.get(format, _ORCHESTRATOR_SCRIPT)
+            document = pair_document(plan)
+            print_json(_build_document(output, format, start, files, is_replaced=is_replaced, plan=document))
+            return
+        wrote = "replaced" if is_replaced else "wrote"
+        gpus = f", {plan.num_gpus} GPUs in all" if plan.num_gpus else ""
+        sides = " and ".join(f"{plan.count(side)} {side} server{'s' * (plan.count(side) > 1)}" for side in plan.sides)
+        title = f"{wrote} {output}: {plan.context.variant.title}, for {sides}{gpus}, as {PAIR_FORMATS[format]}"
+        print(paragraph(printable(title), "", "    "))
+        for side, server in plan.sides.items():
+            folder = Path(side) if format == DYNAMO else output / side
+            lines = [f"{folder}, {_number(plan, side)}:", *details(server, format=format)]
+            lines += [] if format == DYNAMO else [start_line(server, folder, format=format)]
+            for line in lines:
+                print(paragraph(printable(line), "", "    "))
+        print(paragraph(printable(_join_line(plan, output, format)), "", "    "))
+        show_warnings(plan)
+        for side, server in plan.sides.items():
+            show_warnings(server, f" of a {side} server")
+
+
+def show_pair(request: DisaggregatedRequest, *, as_json: bool, brief: bool, against: Path | None = None) -> None:
+    """Print the plan for `request`; a brief one is without the settings.
+
+    :param against: a folder that `build` wrote. Only what would change in it is shown.
+    """
+    plan = make_disaggregated_plan(request)
+    if against is not None:
+        from deepseek_triton_tools.plans.plan_diff import show_diff
+
+        for side, server in plan.sides.items():
+            show_diff(server, against / side)
+        return
+    with to_reader():
+        if as_json:
+            print_json(pair_document(plan))
+            return
+        for side, server in plan.sides.items():
+            print(styled(f"{side.capitalize()}: {_number(plan, side)}", "1"), flush=True)
+            show_plan(server, as_json=False, brief=brief)
+            print()
+        show_warnings(plan)
+
+
+def pair_document(plan: DisaggregatedPlan) -> dict[str, Any]:
+    """Return `plan` for json.dumps. Each side is a document of `plan`."""
+    return {
+        "schema": _PAIR_SCHEMA,
+        "variant": plan.context.variant.name,
+        "context_servers": plan.num_context,
+        "generation_servers": plan.num_generation,
+        "gpus": plan.num_gpus or None,
+        **{side: plan_document(server) for side, server in plan.sides.items()},
+        "warnings": [warning_document(warned) for warned in plan.warnings],
+    }
+
+
+def _number(plan: DisaggregatedPlan, side: str) -> str:
+    """Say how many servers a side has."""
+    count = plan.count(side)
+    return "one server" if count == 1 else f"the same for {count} servers"
+
+
+def _join_line(plan: DisaggregatedPlan, output: Path, format: str) -> str:
+    """Say how the servers are joined: by the gateway, with a name for each, or by another program."""
+    if format == DYNAMO:
+        return start_line(plan.context, output, format=format)
+    if format != DEFAULT_FORMAT:
+        return f"join them: {shlex.quote(str(output / _ORCHESTRATOR_SCRIPT))}; it says how the servers are started"
+    words = [
+        word
+        for option, side in (("--context-server", "context"), ("--server", "generation"))
+        for number in range(1, plan.count(side) + 1)
+        for word in (option, f"http://{side}{number}:8000")
+    ]
+    return f"join them: deepseek-triton gateway {shlex.join(words)}"

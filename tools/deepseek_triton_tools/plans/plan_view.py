@@ -22,23 +22,21 @@ def show_plan(plan: Plan, *, as_json: bool, brief: bool = False) -> None:
     with to_reader():
         if as_json:
             print_json(plan_document(plan))
-        else:
-            _show(plan, brief=brief)
-
-
-def _show(plan: Plan, *, brief: bool) -> None:
-    title, *rest = _headline(plan)
-    print(styled(paragraph(title, ""), "1"))
-    for line in rest:
-        print(paragraph(line))
-    print()
-    _show_memory(plan)
-    if not brief:
-        _show_settings(plan)
-    _show_launch(plan)
-    show_warnings(plan)
-    if not brief:
-        _show_omissions(plan)
+            return
+        title, *rest = _headline(plan)
+        print(styled(paragraph(title, ""), "1"))
+        for line in rest:
+            print(paragraph(line))
+        print()
+        _show_memory(plan)
+        if not brief:
+            _show_settings(plan)
+        _show_launch(plan)
+        show_warnings(plan)
+        if plan.omissions and not brief:
+            print(f"\n{styled('Left out', '1')}")
+            for omission in plan.omissions:
+                print(paragraph(f"{omission.key}: {yaml_flow(omission.value)}: {omission.reason}"))
 
 
 def _headline(plan: Plan) -> list[str]:
@@ -46,11 +44,14 @@ def _headline(plan: Plan) -> list[str]:
     if plan.gpu is None or plan.checkpoint is None:
         return [f"{plan.variant.title}, on the {plan.engine} engine"]
     nodes = "one node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes of {plan.gpus_per_node}"
+    record = plan.release or plan.vllm
+    others = record.containers[1:] if record else ()
+    containers = f" (or {', '.join(others)})" if others else ""
     lines = [
         plan.variant.title,
         f"{plan.request.model or plan.checkpoint.model}, {plan.precision}",
         f"{plan.world_size} x {plan.gpu.title}, {nodes}",
-        f"{engine_version(plan)}: {plan.image or how_to_get(plan)}{_other_containers(plan)}",
+        f"{engine_version(plan)}: {plan.image or how_to_get(plan)}{containers}",
     ]
     if plan.profile is not None:
         lines.append(f"profile {plan.profile.name}: {plan.profile.title}")
@@ -70,12 +71,6 @@ def how_to_get(plan: Plan) -> str:
     """Say how to get a vLLM that no container of Triton's has."""
     assert plan.vllm is not None
     return f"no Triton container has it; pip install vllm=={plan.vllm.version} where tritonserver is"
-
-
-def _other_containers(plan: Plan) -> str:
-    record = plan.release or plan.vllm
-    others = record.containers[1:] if record else ()
-    return f" (or {', '.join(others)})" if others else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,17 +164,11 @@ def _show_settings(plan: Plan) -> None:
                 print(paragraph(f"{row.key}: {row.value}"))
                 print(styled(paragraph(row.why, "      ", ""), "2"))
             print()
-    _show_sources(plan)
-
-
-def _show_sources(plan: Plan) -> None:
-    notes = _notes(plan)
-    if not notes:
-        return
-    print(styled("Sources", "1"))
-    for source, number in notes.items():
-        print(paragraph(f"[{number}] {source}"))
-    print()
+    if notes := _notes(plan):
+        print(styled("Sources", "1"))
+        for source, number in notes.items():
+            print(paragraph(f"[{number}] {source}"))
+        print()
 
 
 def _draw(lines: list[_Line]) -> None:
@@ -277,11 +266,3 @@ def show_warnings(plan: Plan | DisaggregatedPlan, whose: str = "") -> None:
         rule, violation = warned.rule, warned.violation
         print(paragraph(f"{rule.severity} {rule.code}: {violation.message}"))
         print(paragraph(f"fix: {violation.fix}", "    "))
-
-
-def _show_omissions(plan: Plan) -> None:
-    if not plan.omissions:
-        return
-    print(f"\n{styled('Left out', '1')}")
-    for omission in plan.omissions:
-        print(paragraph(f"{omission.key}: {yaml_flow(omission.value)}: {omission.reason}"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from deepseek_triton_build import FORMATS, PlanRequest, RefusedPlanError, resolve_target, resolve_vllm_target
 from deepseek_triton_build.arithmetic import minimum_gpus
@@ -14,7 +16,6 @@ from deepseek_triton_build.catalog import (
     Gpu,
     KnownCheckpoint,
     Profile,
-    Recipe,
     Variant,
     containers,
     find_gpu,
@@ -39,6 +40,10 @@ _LEGEND = (
     "as nobody publishes one of this very model; since: the oldest TensorRT-LLM. `variants --json` has the reasons and "
     "what fits by arithmetic; `plan VARIANT --gpu GPU` shows the whole deployment."
 )
+
+
+_OWN = "your-own"
+"""Stands for a user's own checkpoint, whose name changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +71,10 @@ def show_variants(gpu: str | None, *, as_json: bool) -> None:
     with to_reader():
         if as_json:
             print_json(_document(chosen))
-        else:
-            _show(chosen)
-
-
-def _show(chosen: list[Gpu]) -> None:
-    at_once = len(chosen) if tables.width() >= _WIDE else _FIT_80_COLUMNS
-    for first in range(0, len(chosen), at_once):
-        show(_support_table(chosen[first : first + at_once]))
-    for first in range(0, len(chosen), at_once):
-        show(_vllm_table(chosen[first : first + at_once]))
-    show(_profile_table(chosen))
-    show(_release_table())
-    show(_vllm_versions_table())
-    print(paragraph(_LEGEND, "", ""))
+            return
+        for table in (*_gpu_tables(chosen), *_other_tables(chosen)):
+            show(table)
+        print(paragraph(_LEGEND, "", ""))
 
 
 def _served() -> Iterable[tuple[Variant, KnownCheckpoint]]:
@@ -88,52 +83,55 @@ def _served() -> Iterable[tuple[Variant, KnownCheckpoint]]:
             yield variant, checkpoint
 
 
-def _request(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu, engine: str) -> PlanRequest:
-    return PlanRequest(
+def _target(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu, engine: str, **version: Any) -> Any:
+    """Return what a plan for the engine starts from.
+
+    :raises RefusedPlanError: when it can't work.
+    """
+    request = PlanRequest(
         variant=variant.name,
         gpu=gpu.name,
         precision=checkpoint.precision,
         model=None if variant.model else checkpoint.model or _OWN,
         engine=engine,
         allow_unpublished=engine == "tensorrt_llm",
+        **version,
     )
+    return resolve_vllm_target(request) if engine == "vllm" else resolve_target(request)
 
 
 def _vllm_gpus(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> int | None:
     """Return the fewest GPUs with vLLM; None where it can't work."""
-    try:
-        return resolve_vllm_target(_request(variant, checkpoint, gpu, "vllm")).num_gpus
-    except RefusedPlanError:
-        return None
+    with suppress(RefusedPlanError):
+        return int(_target(variant, checkpoint, gpu, "vllm").num_gpus)
+    return None
 
 
 def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
-    request = _request(variant, checkpoint, gpu, "tensorrt_llm")
     try:
-        target = resolve_target(request)
+        target = _target(variant, checkpoint, gpu, "tensorrt_llm")
     except RefusedPlanError as refused:
         return Cell(gpu=gpu.name, reason=str(refused))
     fewest = minimum_gpus(gpu, target.architecture, target.checkpoint)
     if variant.model:  # what is published is about the models at full size
-        reason = "fits by arithmetic"
+        only = (variant.profile,)
         return Cell(
-            gpu=gpu.name, published_gpus=fewest, minimum_gpus=fewest, profiles=(variant.profile,), reason=reason
+            gpu=gpu.name, published_gpus=fewest, minimum_gpus=fewest, profiles=only, reason="fits by arithmetic"
         )
     published = gpu.published_min_gpus.get(checkpoint.precision)
     kept = {entry.profile for entry in variants().values()}
-    usable = [
+    usable = (
         name
         for name, profile in profiles().items()
-        if name not in kept and _recipes(profile, gpu, checkpoint.precision)
-    ]
-    reason = gpu.published_source if published else "fits by arithmetic; not published"
+        if name not in kept and any(recipe.holds_for(gpu, checkpoint.precision) for recipe in profile.recipes)
+    )
     return Cell(
         gpu=gpu.name,
         published_gpus=published,
         minimum_gpus=fewest,
         recommended_gpus=gpu.recommended_gpus.get(checkpoint.precision),
         profiles=tuple(usable),
-        reason=reason,
+        reason=gpu.published_source if published else "fits by arithmetic; not published",
     )
 
 
@@ -153,35 +151,23 @@ def support_of(variant: Variant, precision: str) -> Support | None:
     checkpoint = variant.checkpoints.get(precision) or variant.own_checkpoints.get(precision)
     if checkpoint is None:
         return None
-    cells = tuple(
-        replace(_cell(variant, checkpoint, gpu), vllm_gpus=_vllm_gpus(variant, checkpoint, gpu))
-        for gpu in gpus().values()
-    )
-    requests = [_request(variant, checkpoint, gpu, "tensorrt_llm") for gpu in gpus().values()]
-    releases = [
-        version
-        for version in RELEASES
-        if any(_is_served(resolve_target, replace(request, release=version)) for request in requests)
-    ]
-    requests = [_request(variant, checkpoint, gpu, "vllm") for gpu in gpus().values()]
-    versions = [
-        version
-        for version in VLLM_VERSIONS
-        if any(_is_served(resolve_vllm_target, replace(request, vllm=version)) for request in requests)
-    ]
-    return Support(cells, tuple(releases), tuple(versions))
 
-
-def _is_served(resolve: Callable[[PlanRequest], object], request: PlanRequest) -> bool:
-    try:
-        resolve(request)
-    except RefusedPlanError:
+    def is_served(engine: str, **version: Any) -> bool:
+        """Whether at least one kind of GPU does."""
+        for gpu in gpus().values():
+            with suppress(RefusedPlanError):
+                _target(variant, checkpoint, gpu, engine, **version)
+                return True
         return False
-    return True
 
-
-_OWN = "your-own"
-"""Stands for a user's own checkpoint, whose name changes nothing."""
+    return Support(
+        cells=tuple(
+            replace(_cell(variant, checkpoint, gpu), vllm_gpus=_vllm_gpus(variant, checkpoint, gpu))
+            for gpu in gpus().values()
+        ),
+        releases=tuple(version for version in RELEASES if is_served("tensorrt_llm", release=version)),
+        vllm_versions=tuple(version for version in VLLM_VERSIONS if is_served("vllm", vllm=version)),
+    )
 
 
 def _since(variant: Variant) -> str:
@@ -190,32 +176,36 @@ def _since(variant: Variant) -> str:
     return variant.min_release if load_release(oldest).is_before(variant.min_release) else oldest
 
 
-def _recipes(profile: Profile, gpu: Gpu, precision: str) -> list[Recipe]:
-    return [recipe for recipe in profile.recipes if recipe.holds_for(gpu, precision)]
-
-
-def _support_table(chosen: list[Gpu]) -> Table:
-    rows = []
-    for variant, checkpoint in _served():
-        if checkpoint.precision == "w4a16":
-            continue
-        cells = [_cell(variant, checkpoint, gpu) for gpu in chosen]
-        counts = [_count(cell) for cell in cells]
-        mark = "" if checkpoint.model else "*"
-        rows.append((variant.name, f"{checkpoint.precision}{mark}", *counts, _since(variant)))
-    headings = ("variant", "precision", *(gpu.name for gpu in chosen), "since")
-    return Table(title="GPUs of one instance", headings=headings, rows=rows, is_grid=True)
-
-
-def _vllm_table(chosen: list[Gpu]) -> Table:
-    rows = []
-    for variant, checkpoint in _served():
-        counts = [_vllm_gpus(variant, checkpoint, gpu) for gpu in chosen]
-        if checkpoint.precision != "w4a8":
-            mark = "" if checkpoint.model else "*"
-            rows.append((variant.name, f"{checkpoint.precision}{mark}", *(str(count or "-") for count in counts)))
-    headings = ("variant", "precision", *(gpu.name for gpu in chosen))
-    return Table(title="With --engine vllm", headings=headings, rows=rows, is_grid=True)
+def _gpu_tables(chosen: list[Gpu]) -> Iterator[Table]:
+    """Yield the tables with a column for each GPU: of TensorRT-LLM, then of vLLM."""
+    at_once = len(chosen) if tables.width() >= _WIDE else _FIT_80_COLUMNS
+    parts = [chosen[first : first + at_once] for first in range(0, len(chosen), at_once)]
+    kinds = [(variant, weights, "" if weights.model else "*") for variant, weights in _served()]
+    for part in parts:
+        rows = [
+            (
+                variant.name,
+                f"{weights.precision}{mark}",
+                *(_count(_cell(variant, weights, gpu)) for gpu in part),
+                _since(variant),
+            )
+            for variant, weights, mark in kinds
+            if weights.precision != "w4a16"
+        ]
+        headings = ("variant", "precision", *(gpu.name for gpu in part), "since")
+        yield Table(title="GPUs of one instance", headings=headings, rows=rows, is_grid=True)
+    for part in parts:
+        counts = [
+            (
+                variant.name,
+                f"{weights.precision}{mark}",
+                *(str(_vllm_gpus(variant, weights, gpu) or "-") for gpu in part),
+            )
+            for variant, weights, mark in kinds
+            if weights.precision != "w4a8"
+        ]
+        headings = ("variant", "precision", *(gpu.name for gpu in part))
+        yield Table(title="With --engine vllm", headings=headings, rows=counts, is_grid=True)
 
 
 def _count(cell: Cell) -> str:
@@ -224,49 +214,43 @@ def _count(cell: Cell) -> str:
     return f"{cell.published_gpus}{recommended}" if cell.published_gpus else "-"
 
 
-def _profile_table(chosen: list[Gpu]) -> Table:
-    rows = [(name, profile.title, _where(profile, chosen), _formats(profile)) for name, profile in profiles().items()]
-    return Table(title="Profiles", headings=("profile", "for", "recipes for", "formats"), rows=rows)
-
-
-def _formats(profile: Profile) -> str:
+def _other_tables(chosen: list[Gpu]) -> Iterator[Table]:
+    """Yield the tables of profiles, of TensorRT-LLM's releases and of vLLM's versions."""
     of_tensorrt_llm = set(FORMATS) - {"vllm-serve", "dynamo"}
-    return "all" if set(profile.formats) == of_tensorrt_llm else ", ".join(profile.formats)
+    rows = [
+        (
+            name,
+            profile.title,
+            _where(profile, chosen),
+            "all" if set(profile.formats) == of_tensorrt_llm else ", ".join(profile.formats),
+        )
+        for name, profile in profiles().items()
+    ]
+    yield Table(title="Profiles", headings=("profile", "for", "recipes for", "formats"), rows=rows)
+    releases = [(version, ", ".join(_tags(version))) for version in RELEASES]
+    yield Table(title="Releases", headings=("TensorRT-LLM", "in Triton containers (--image)"), rows=releases)
+    versions = [(version, ", ".join(load_vllm(version).containers) or "-") for version in VLLM_VERSIONS]
+    yield Table(title="Versions", headings=("vLLM", "in Triton containers (--image)"), rows=versions)
+
+
+def _tags(release: str) -> list[str]:
+    return [tag for tag, container in containers().items() if container.trtllm == release]
 
 
 def _where(profile: Profile, chosen: list[Gpu]) -> str:
     """Say which precisions have recipes on which GPUs or GPU architectures: `fp8 on hopper; fp4 on b200`."""
-    found: dict[str, list[str]] = {}
-    for alike in _by_architecture(chosen):
-        named = {gpu.name: _precisions(profile, gpu) for gpu in alike}
-        if len(alike) > 1 and len(set(named.values())) == 1:
-            named = {alike[0].architecture: named[alike[0].name]}
-        for name, precisions in named.items():
-            found.setdefault(precisions, []).append(name)
-    return "; ".join(f"{precisions} on {', '.join(names)}" for precisions, names in found.items() if precisions) or "-"
 
+    def precisions(gpu: Gpu) -> str:
+        return ", ".join(name for name in PRECISIONS if any(recipe.holds_for(gpu, name) for recipe in profile.recipes))
 
-def _precisions(profile: Profile, gpu: Gpu) -> str:
-    return ", ".join(precision for precision in PRECISIONS if _recipes(profile, gpu, precision))
-
-
-def _by_architecture(chosen: list[Gpu]) -> list[list[Gpu]]:
-    return [
-        [gpu for gpu in chosen if gpu.architecture == name] for name in dict.fromkeys(g.architecture for g in chosen)
-    ]
-
-
-def _release_table() -> Table:
-    rows = [
-        (version, ", ".join(tag for tag, container in containers().items() if container.trtllm == version))
-        for version in RELEASES
-    ]
-    return Table(title="Releases", headings=("TensorRT-LLM", "in Triton containers (--image)"), rows=rows)
-
-
-def _vllm_versions_table() -> Table:
-    rows = [(version, ", ".join(load_vllm(version).containers) or "-") for version in VLLM_VERSIONS]
-    return Table(title="Versions", headings=("vLLM", "in Triton containers (--image)"), rows=rows)
+    places: dict[str, list[str]] = {}
+    for architecture in dict.fromkeys(gpu.architecture for gpu in chosen):
+        named = {gpu.name: precisions(gpu) for gpu in chosen if gpu.architecture == architecture}
+        if len(named) > 1 and len(set(named.values())) == 1:
+            named = {architecture: next(iter(named.values()))}
+        for name, on_it in named.items():
+            places.setdefault(on_it, []).append(name)
+    return "; ".join(f"{on_it} on {', '.join(names)}" for on_it, names in places.items() if on_it) or "-"
 
 
 def _document(chosen: list[Gpu]) -> dict[str, object]:
@@ -293,24 +277,22 @@ def _document(chosen: list[Gpu]) -> dict[str, object]:
                 "profile": name,
                 "title": profile.title,
                 "formats": list(profile.formats),
-                "recipes": [_recipe(recipe, chosen) for recipe in profile.recipes],
+                "recipes": [
+                    {
+                        "id": recipe.id,
+                        "source": recipe.source,
+                        "precisions": list(recipe.precisions),
+                        "gpus": [
+                            gpu.name for gpu in chosen if any(recipe.holds_for(gpu, name) for name in recipe.precisions)
+                        ],
+                        "num_gpus": recipe.num_gpus,
+                        "workload": asdict(recipe.workload),
+                    }
+                    for recipe in profile.recipes
+                ],
             }
             for name, profile in profiles().items()
         ],
-        "releases": [
-            {"release": version, "containers": [tag for tag, row in containers().items() if row.trtllm == version]}
-            for version in RELEASES
-        ],
+        "releases": [{"release": version, "containers": _tags(version)} for version in RELEASES],
         "vllm": [{"version": version, "containers": list(load_vllm(version).containers)} for version in VLLM_VERSIONS],
-    }
-
-
-def _recipe(recipe: Recipe, chosen: list[Gpu]) -> dict[str, object]:
-    return {
-        "id": recipe.id,
-        "source": recipe.source,
-        "precisions": list(recipe.precisions),
-        "gpus": [gpu.name for gpu in chosen if any(recipe.holds_for(gpu, name) for name in recipe.precisions)],
-        "num_gpus": recipe.num_gpus,
-        "workload": asdict(recipe.workload),
     }
