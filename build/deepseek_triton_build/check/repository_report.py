@@ -19,11 +19,10 @@ from deepseek_triton_build.check.rule_findings import CheckedFolder, PlacedDeplo
 from deepseek_triton_build.check.schema import MODEL_YAML
 from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, ShellScript, Word, read_script
 from deepseek_triton_build.data.releases import Release, load_release
-from deepseek_triton_build.planning.disaggregated import CONFIG_NAME, SCRIPT_NAME, load_limit_s
 from deepseek_triton_build.render.stamp import MANIFEST
 from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
-from deepseek_triton_build.rules.orchestrator import CLUSTER, DEFAULT_TIMEOUT_S, Orchestrator
+from deepseek_triton_build.rules.orchestrator import CLUSTER, CONFIG_NAME, DEFAULT_TIMEOUT_S, SCRIPT_NAME, Orchestrator
 
 SIDES = (CONTEXT, GENERATION)
 _START_TIMEOUT = ("-t", "--server_start_timeout")
@@ -130,7 +129,7 @@ def _orchestrator(
         start_timeout_s=_seconds(words, _START_TIMEOUT) if is_started else None,
         request_timeout_s=_seconds(words, _REQUEST_TIMEOUT) if is_started else None,
         has_metadata_server=any(word.text.partition("=")[0] in _METADATA for word in words),
-        load_s=load_limit_s(pair) if pair is not None and is_known else None,
+        load_s=pair.load_limit_s if pair is not None and is_known else None,
         pair=None if pair is None else pair.well_typed(),
     )
 

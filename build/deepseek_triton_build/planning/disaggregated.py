@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deepseek_triton_build.arithmetic.load_time import ready_within_s
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import find_variant
 from deepseek_triton_build.data.planned_settings import Setting
@@ -29,8 +28,6 @@ from deepseek_triton_build.rules.disaggregation import (
 from deepseek_triton_build.rules.orchestrator import CLUSTER, KV_AWARE, Orchestrator
 from deepseek_triton_build.rules.rule import Deployment
 
-CONFIG_NAME = "disagg_config.yaml"
-SCRIPT_NAME = "orchestrator.sh"
 ORCHESTRATOR_PORT = 8000
 LAST_PORT = 65535
 MOST_SERVERS = LAST_PORT - ORCHESTRATOR_PORT
@@ -133,7 +130,7 @@ def make_disaggregated_plan(request: DisaggregatedRequest) -> DisaggregatedPlan:
     return replace(
         plan,
         orchestrator=settings,
-        start_timeout_s=load_limit_s(pair),
+        start_timeout_s=pair.load_limit_s,
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
     )
 
@@ -237,16 +234,11 @@ def make_orchestrator(pair: ServerPair, settings: tuple[Setting, ...]) -> Orches
     return Orchestrator(
         config=nested({setting.key: setting.value for setting in settings}),
         release=pair.context.release,
-        start_timeout_s=load_limit_s(pair),
+        start_timeout_s=pair.load_limit_s,
         request_timeout_s=REQUEST_TIMEOUT_S,
-        load_s=load_limit_s(pair),
+        load_s=pair.load_limit_s,
         pair=pair.well_typed(),
     )
-
-
-def load_limit_s(pair: ServerPair) -> int:
-    """Return the seconds within which all servers have to be ready."""
-    return max(ready_within_s(d.checkpoint.weight_bytes) for d in pair.sides.values() if d.checkpoint is not None)
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,8 @@ from deepseek_triton_build.data.dynamo_releases import find_dynamo
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload, profiles
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.planning.disaggregated import (
-    CONFIG_NAME,
     DISAGGREGATED,
     REQUEST_TIMEOUT_S,
-    SCRIPT_NAME,
     DisaggregatedPlan,
     server_ports,
 )
@@ -31,6 +29,7 @@ from deepseek_triton_build.render.model_yaml import yaml_lines
 from deepseek_triton_build.render.quickstart import quickstart_sh
 from deepseek_triton_build.render.repository_files import MODEL, File, model_files, settings_files, stamped, text_file
 from deepseek_triton_build.render.stamp import MANIFEST, given_options, manifest, stamp_line, stamped_by
+from deepseek_triton_build.rules.orchestrator import CONFIG_NAME, SCRIPT_NAME
 
 DEFAULT_FORMAT = "triton"
 VLLM_SERVE = "vllm-serve"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from deepseek_triton_build.arithmetic.load_time import ready_within_s
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
 
 RULES = RuleTable()
@@ -28,6 +29,11 @@ class ServerPair:
 
     context: Deployment
     generation: Deployment
+
+    @property
+    def load_limit_s(self) -> int:
+        """Seconds within which all servers have to be ready."""
+        return max(ready_within_s(d.checkpoint.weight_bytes) for d in self.sides.values() if d.checkpoint is not None)
 
     def well_typed(self) -> ServerPair:
         """Return the pair without the settings whose values are of a wrong type."""

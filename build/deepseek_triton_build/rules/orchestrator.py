@@ -14,6 +14,8 @@ from deepseek_triton_build.rules.rule import RuleTable, Violation
 from deepseek_triton_build.text import short_repr
 
 RULES = RuleTable()
+CONFIG_NAME = "disagg_config.yaml"
+SCRIPT_NAME = "orchestrator.sh"
 DEFAULT_TIMEOUT_S = 180
 """Seconds that trtllm-serve waits for its servers to start, and for a request, unless -t and -r say more."""
 KV_AWARE = "kv_cache_aware"
