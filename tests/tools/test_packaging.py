@@ -55,7 +55,8 @@ def test_the_wheel_holds_every_package_the_model_repository_and_every_page(wheel
             expected.add(f"deepseek_triton_build/model_repository/{relative}")
     expected |= {f"deepseek_triton_tools/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     for part in ("build", "tools"):
-        templates = [path for path in (ROOT / part).rglob("templates/*.*") if path.suffix != ".pyc"]
+        package = ROOT / part / f"deepseek_triton_{part}"
+        templates = [path for path in package.rglob("templates/*.*") if path.suffix != ".pyc"]
         expected |= {path.relative_to(ROOT / part).as_posix() for path in templates}
     assert expected - names == set()
     tops = {name.split("/")[0] for name in names}
