@@ -26,7 +26,7 @@ import numpy as np
 
 from deepseek_triton_build.check import INDEX
 from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
-from deepseek_triton_tools.checkpoints.folder_files import CONFIG, CONVERSION, companion_files
+from deepseek_triton_tools.checkpoints.folder_files import CONFIG, CONVERSION, companion_files, free_bytes
 from deepseek_triton_tools.checkpoints.job_processes import Say, do_jobs
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, sweep
 from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, TorchKernels, run_job
@@ -239,7 +239,7 @@ def _only_one(lock: Path, output: Path) -> Iterator[None]:
 
 def _check_room(missing: Sequence[OutputShard], output: Path) -> None:
     needed = sum(shard.size for shard in missing)
-    free = shutil.disk_usage(next(folder for folder in output.absolute().parents if folder.exists())).free
+    free = free_bytes(output)
     if missing and needed + _ROOM > free:
         raise CheckpointError(
             f"{output}: expected room for {sized(needed)} and {sized(_ROOM)} beside it, found {sized(free)}; make "

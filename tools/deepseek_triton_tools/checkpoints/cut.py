@@ -17,7 +17,13 @@ from typing import Any
 
 from deepseek_triton_build.check import INDEX, read_json_object
 from deepseek_triton_build.text import first_names
-from deepseek_triton_tools.checkpoints.folder_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG, companion_files
+from deepseek_triton_tools.checkpoints.folder_files import (
+    CONFIG,
+    HF_QUANT_CONFIG,
+    QUANT_CFG,
+    companion_files,
+    free_bytes,
+)
 from deepseek_triton_tools.checkpoints.model_parts import in_order
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, dealt, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, config_number
@@ -266,7 +272,6 @@ def _check_output(cut: Cut, output: Path) -> None:
         raise ToolError(f"{output}: expected a folder outside the checkpoint's; name another one")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ToolError(f"{output}: expected no such folder, or an empty one, found something; name another one")
-    parent = next(folder for folder in output.absolute().parents if folder.exists())
-    free = shutil.disk_usage(parent).free
+    free = free_bytes(output)
     if cut.size > free:
         raise ToolError(f"{output}: expected room for {sized(cut.size)}, found {sized(free)}; name another disk")

@@ -78,6 +78,7 @@ def download_lock(path: Path, on_wait: Callable[[str], object]) -> Iterator[None
 
 def _create(path: Path, own: LockHolder) -> bool:
     try:
+        # O_EXCL holds from host to host, on NFS from version 3 on.
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except FileExistsError:
         return False

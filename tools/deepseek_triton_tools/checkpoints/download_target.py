@@ -77,6 +77,7 @@ class DownloadTarget(ABC):
         """Put the verified partial file into its place."""
         path = self.path(file)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Both are on one file system, so that the file appears whole or not at all.
         os.replace(self.partial(file), path)
         self.keep(file)
 

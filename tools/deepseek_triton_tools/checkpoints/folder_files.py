@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,3 +82,8 @@ def companion_files(folder: Path) -> Iterator[Path]:
         is_of_weights = path.name.endswith(_WEIGHTS) or SUMS_FILE.fullmatch(path.name)
         if path.is_file() and not is_of_weights and path.name not in _NOT_COPIED and not path.name.startswith("."):
             yield path
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes that are free where `path` is, or is to be."""
+    return shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free

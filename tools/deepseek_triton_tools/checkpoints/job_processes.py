@@ -50,6 +50,7 @@ def do_jobs(
 
     :raises CheckpointError: `if_killed`, when a process was killed. What a job raises is raised here, too.
     """
+    # A forked process could not use CUDA, and would inherit locks that other threads hold.
     context = multiprocessing.get_context("spawn")
     left = iter(enumerate(jobs))
     busy: dict[Connection, SpawnProcess] = {}

@@ -140,6 +140,7 @@ class ShardWriter:
 
     def _write(self, data: memoryview) -> None:
         self._digest.update(data)
+        # An unbuffered file may take a part only, and the kernel takes at most 2 GiB at once.
         while data:
             count = self._file.write(data)
             self._written += count

@@ -96,6 +96,7 @@ class StoredTensor:
         try:
             with self.file.open("rb", buffering=0) as file:
                 done = 0
+                # The kernel reads at most 2 GiB at once.
                 while done < length:
                     count = os.preadv(file.fileno(), [view[done:]], offset + done)
                     if not count:
