@@ -271,8 +271,3 @@ def test_the_command_fails_where_a_figure_is_worse(bench_compare, capsys):
         with pytest.raises(SystemExit, match="2"):
             bench_compare(result(1.0), result(1.0), "--fail-if-worse", percent)
         assert "--fail-if-worse" in capsys.readouterr().err
-
-
-def test_a_file_that_cannot_be_compared(tmp_path, capsys):
-    assert main(["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert f"{tmp_path}/a can't be read" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deepseek_triton_tools.bench.dataset_files import FileConversationSource
 from deepseek_triton_tools.bench.dataset_rows import HASHED_BLOCK, parse_row
 from deepseek_triton_tools.bench.dataset_summary import dataset_lines
-from deepseek_triton_tools.bench.random_conversations import text_token_ids
+from deepseek_triton_tools.bench.token_ids import text_token_ids
 from deepseek_triton_tools.bench.workload import BenchRequest, DatasetOptions, NormalLengths
 from deepseek_triton_tools.tool_errors import ToolError
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.random_conversations import RandomConversations, text_token_ids
+from deepseek_triton_tools.bench.random_conversations import RandomConversations
+from deepseek_triton_tools.bench.token_ids import text_token_ids
 from deepseek_triton_tools.bench.workload import DatasetOptions, NormalLengths, UniformLengths
 from deepseek_triton_tools.cli.bench_options import add_bench_options, check_options, dataset_options
 from deepseek_triton_tools.cli.parsing import VerbParser

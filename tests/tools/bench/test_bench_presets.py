@@ -1,10 +1,10 @@
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from deepseek_triton_build import make_plan
-from deepseek_triton_tools.bench.figures import MetricSummary, RequestRecord
+from deepseek_triton_tools.bench.figures import Figures, MetricSummary, RequestRecord
 from deepseek_triton_tools.bench.presets import PresetPoint, preset, presets, published_table
 from deepseek_triton_tools.bench.result import BenchPoint, BenchRun
 from deepseek_triton_tools.bench.run_figures import run_figures
@@ -48,6 +48,7 @@ def test_each_preset(subtests):
             # A shortened load has the published pace and fewer requests.
             for point in chosen.points:
                 assert point.describes(point.load)
+                assert point.published.keys() <= {each.name for each in fields(Figures)}
                 if point.short is not None:
                     assert point.describes(point.short)
                     assert point.short.num_requests < point.load.num_requests

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -359,11 +358,3 @@ def test_the_form_draws_in_a_pipe_if_asked(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "Output tokens/s per GPU" in printed
     assert "\x1b" not in printed
-
-
-def test_the_forms_examples_parse(capsys):
-    with pytest.raises(SystemExit):
-        form_parser().parse_args(["report", "--help"])
-    examples = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
-
-    assert [len(form_parser().parse_args(shlex.split(example)[2:]).results) for example in examples] == [1, 2]

@@ -61,9 +61,9 @@ class GenerateEndpoint(BaseEndpoint):
                 inputs[name] = json.loads(inputs[name])
         if "text_input" in inputs:
             inputs["prompt"] = inputs["text_input"]
-        found = super().extract_payload_inputs(inputs)
-        found.pretokenised_token_count += len(_values(payload.get("input_ids")))
-        return found
+        extracted = super().extract_payload_inputs(inputs)
+        extracted.pretokenised_token_count += len(_values(payload.get("input_ids")))
+        return extracted
 
     def parse_response(self, response: InferenceServerResponse) -> ParsedResponse | None:
         """Read one chunk. Its usage says what this chunk has; AIPerf needs sums, which `extract_response_data` makes.
@@ -122,8 +122,8 @@ class ChatGenerateEndpoint(GenerateEndpoint):
     def format_payload(self, request_info: RequestInfo) -> dict[str, Any]:
         if not request_info.turns:
             raise ValueError("expected a turn at least")
-        said = (("system", request_info.system_message), ("user", request_info.user_context_message))
-        messages = [{"role": role, "content": content} for role, content in said if content]
+        openings = (("system", request_info.system_message), ("user", request_info.user_context_message))
+        messages = [{"role": role, "content": content} for role, content in openings if content]
         prompt = {"messages": json.dumps(messages + self.build_messages(request_info.turns))}
         if tools := self._latest_turn_attr(request_info.turns, "raw_tools"):
             prompt["tools"] = json.dumps(tools)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -22,14 +22,12 @@ from deepseek_triton_tools.bench.dataset_rows import (
     can_be_sent,
     parse_row,
 )
-from deepseek_triton_tools.bench.random_conversations import LazyConversations, RandomConversations, random_ids
+from deepseek_triton_tools.bench.random_conversations import LazyConversations, RandomConversations
+from deepseek_triton_tools.bench.token_ids import TokenCounter, random_ids
 from deepseek_triton_tools.bench.workload import BenchRequest, Conversation, DatasetOptions
 from deepseek_triton_tools.generating.prompt_sources import checked_rows, file_name
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
-
-TokenCounter: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
-"""Returns the number of tokens of each text."""
 
 _UNIQUE, _BLOCK = 1, 2
 """Parts of the keys of random ids."""
@@ -171,12 +169,12 @@ def _sharegpt_rows(
         )
     fixed = options.output.draw(len(answered), options.seed).tolist() if options.output else [0] * len(answered)
     # A server counts no tokens of an empty text.
-    found = [(*texts, length) for texts, length in zip(answered, fixed, strict=True) if all(texts)]
+    pairs = [(*texts, length) for texts, length in zip(answered, fixed, strict=True) if all(texts)]
     if count_tokens is None:
-        yield from (DatasetRow(prompt=prompt, output_tokens=length) for prompt, _, length in found)
+        yield from (DatasetRow(prompt=prompt, output_tokens=length) for prompt, _, length in pairs)
         return
-    for start in range(0, len(found), _COUNTED_AT_ONCE):
-        prompts, answers, output_lens = zip(*found[start : start + _COUNTED_AT_ONCE], strict=True)
+    for start in range(0, len(pairs), _COUNTED_AT_ONCE):
+        prompts, answers, output_lens = zip(*pairs[start : start + _COUNTED_AT_ONCE], strict=True)
         input_lens = count_tokens(prompts)
         if not is_fixed:
             output_lens = tuple(count_tokens(answers))

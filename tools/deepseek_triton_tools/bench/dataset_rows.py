@@ -156,12 +156,12 @@ class _RowReader:
 
     def _one_of(self, names: tuple[str, ...]) -> str | None:
         """The name that the row has. It is a problem if it has several."""
-        found = [name for name in names if name in self._row]
-        if len(found) > 1:
-            self.problems.append(f"expected only one of {' and '.join(found)}")
-            for name in found[1:]:
+        present = [name for name in names if name in self._row]
+        if len(present) > 1:
+            self.problems.append(f"expected only one of {' and '.join(present)}")
+            for name in present[1:]:
                 del self._row[name]
-        return found[0] if found else None
+        return present[0] if present else None
 
 
 def can_be_sent(text: str) -> bool:

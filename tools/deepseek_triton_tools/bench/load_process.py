@@ -328,8 +328,8 @@ class _History:
 
     def add(self, prompt: Any, answer: BenchAnswer) -> None:
         if self._chat:
-            said = {"role": "assistant", "content": answer.text}
-            self._messages += [{"role": "user", "content": prompt}, said]
+            reply = {"role": "assistant", "content": answer.text}
+            self._messages += [{"role": "user", "content": prompt}, reply]
         elif isinstance(prompt, str):
             self._text += prompt + answer.text
         else:

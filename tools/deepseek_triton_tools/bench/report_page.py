@@ -106,11 +106,11 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
     for named, point in _all_points(results):
         where = f"{named.name}, {point.load.label}"
         runs = [run.figures for run in point.runs]
-        failed, asked = sum(one.failed for one in runs), sum(one.completed + one.failed + one.cancelled for one in runs)
+        failed, sent = sum(one.failed for one in runs), sum(one.completed + one.failed + one.cancelled for one in runs)
         errors = [(count, text) for one in runs for text, count in one.errors.items()]
         if failed or errors:
             why = f"; most often: {max(errors)[1]}" if errors else ""
-            ended = f"{failed:,} of {asked:,} requests failed" if failed else "the server cancelled requests"
+            ended = f"{failed:,} of {sent:,} requests failed" if failed else "the server cancelled requests"
             yield f"{where}: {ended}{why}"
         if short := sum(one.short for one in runs):
             yield f"{where}: {short:,} answers are shorter than was asked for; does the server limit max_tokens?"
@@ -143,9 +143,9 @@ def _client_warnings(named: NamedResult) -> Iterator[str]:
         yield f"{named.name}: this client was busy at {loads}: times are exact to {most_ms} ms only; give it more cores"
 
 
-def _at_loads(found: Sequence[tuple[str, float]]) -> tuple[str, str]:
+def _at_loads(values: Sequence[tuple[str, float]]) -> tuple[str, str]:
     """Return the loads, and the largest value."""
-    return "; ".join(dict.fromkeys(load for load, _ in found)), readable(max(value for _, value in found))
+    return "; ".join(dict.fromkeys(load for load, _ in values)), readable(max(value for _, value in values))
 
 
 def _all_points(results: Sequence[NamedResult]) -> list[tuple[NamedResult, BenchPoint]]:

@@ -20,14 +20,14 @@ _LIMIT_S = 10
 _LONG_FACTS = ("chat_template", "fields")
 
 
-def endpoint_of(urls: Sequence[str], given: str | None) -> Endpoint:
+def endpoint_of(urls: Sequence[str], kind: str | None) -> Endpoint:
     """Tell what kind of servers these are. Raises ToolError for a mixture, and for the address of a model."""
     for url in urls:
         if "/v2/models" in url:
             raise ToolError(f"expected the server's own address, got {url}; name a model with --model", exit_code=2)
     kinds: set[Endpoint] = set()
     for url in urls:
-        if given == "openai" or (given is None and url.startswith("http") and url.rstrip("/").endswith("/v1")):
+        if kind == "openai" or (kind is None and url.startswith("http") and url.rstrip("/").endswith("/v1")):
             kinds.add("openai")
         else:
             kinds.add("triton-grpc" if url.startswith("grpc") else "triton-http")

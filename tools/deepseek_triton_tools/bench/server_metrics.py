@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from deepseek_triton_client import Client, DeepseekTritonError, Sample, Timeouts, Tls
+from deepseek_triton_client import Client, DeepseekTritonError, Timeouts, Tls
 from deepseek_triton_tools.bench.figures import MetricSummary
 
 _INTERVAL_S = 1.0
@@ -20,15 +20,15 @@ _TRITON_PORT = 8002
 
 def usual_metrics_urls(urls: Iterable[str], endpoint: str) -> tuple[str, ...]:
     """Return where servers at `urls` have their metrics: Triton on port 8002, OpenAI endpoints beside their API."""
-    found = []
+    addresses = []
     for url in urls:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         is_openai = endpoint == "openai"
-        found.append(
+        addresses.append(
             f"{parts.scheme}://{parts.netloc}/metrics" if is_openai else f"http://{host}:{_TRITON_PORT}/metrics"
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(addresses))
 
 
 class MetricsWatch:
@@ -83,8 +83,8 @@ class MetricsWatch:
 
     def summaries(self) -> dict[str, MetricSummary]:
         """Return each series by its name with labels, in alphabetical order, after the block."""
-        found = {name: series.summary() for server in self._servers for name, series in server.series.items()}
-        return dict(sorted(found.items()))
+        series_of_all = {name: series.summary() for server in self._servers for name, series in server.series.items()}
+        return dict(sorted(series_of_all.items()))
 
 
 def _host(url: str) -> str | None:
@@ -136,11 +136,10 @@ class _WatchedServer(threading.Thread):
         for sample in samples:
             # Buckets are many, and only a query over all of them says something.
             if math.isfinite(sample.value) and not sample.name.endswith("_bucket"):
-                self.series.setdefault(self._series_name(sample), _Series(sample.value)).add(sample.value)
-
-    def _series_name(self, sample: Sample) -> str:
-        labels = ",".join(f'{name}="{value}"' for name, value in sorted({**sample.labels, **self._labels}.items()))
-        return f"{sample.name}{{{labels}}}" if labels else sample.name
+                pairs = sorted({**sample.labels, **self._labels}.items())
+                labels = ",".join(f'{name}="{value}"' for name, value in pairs)
+                name = f"{sample.name}{{{labels}}}" if labels else sample.name
+                self.series.setdefault(name, _Series(sample.value)).add(sample.value)
 
 
 @dataclass(slots=True)

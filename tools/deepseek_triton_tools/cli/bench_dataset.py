@@ -213,7 +213,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def _requests_of_file(args: argparse.Namespace, options: DatasetOptions, num: int | None) -> Iterable[BenchRequest]:
     from deepseek_triton_tools.bench.dataset_files import FileConversationSource
-    from deepseek_triton_tools.bench.tokenizer_files import tokenizer_counter
+    from deepseek_triton_tools.bench.token_ids import tokenizer_counter
 
     counter = None if args.tokenizer is None else tokenizer_counter(args.tokenizer)
     source = FileConversationSource(options, _vocabulary(args), counter, num)
@@ -222,8 +222,7 @@ def _requests_of_file(args: argparse.Namespace, options: DatasetOptions, num: in
 
 
 def _vocabulary(args: argparse.Namespace) -> range:
-    from deepseek_triton_tools.bench.random_conversations import text_token_ids
-    from deepseek_triton_tools.bench.tokenizer_files import tokenizer_text_ids
+    from deepseek_triton_tools.bench.token_ids import text_token_ids, tokenizer_text_ids
 
     return text_token_ids() if args.tokenizer is None else tokenizer_text_ids(args.tokenizer)
 

@@ -132,10 +132,10 @@ class HarnessModel:
     # --- what they share ---
 
     def _generation(self, context: str, settings: Mapping[str, Any], *, repeat: int = 0) -> Generation:
-        given = dict(settings)
-        until = given.pop("until", None) or []
-        is_sampled = given.pop("do_sample", None)
-        fields = {_OF_LM_EVAL.get(name, name): value for name, value in given.items()}
+        own = dict(settings)
+        until = own.pop("until", None) or []
+        is_sampled = own.pop("do_sample", None)
+        fields = {_OF_LM_EVAL.get(name, name): value for name, value in own.items()}
         if is_sampled is False:
             fields["temperature"] = 0.0
         messages = conversation_in(context)
@@ -147,7 +147,13 @@ class HarnessModel:
         )
 
     def _likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        self._require_prompt_logprobs()
+        reason = self._info.get("fields", {}).get("prompt_logprobs", "the server doesn't say that it has them")
+        if reason:
+            engine = self._info.get("engine", "this server")
+            raise ToolError(
+                f"the task compares the log-probabilities of texts, which {engine} does not give: prompt_logprobs: "
+                f"{reason}. Take a task whose answers are generated, or the engine vllm or reference"
+            )
         questions = []
         for context, continuation in pairs:
             messages = conversation_in(context)
@@ -157,15 +163,6 @@ class HarnessModel:
             (float("-inf"), False) if record is None else (record["logprob"], record["is_greedy"])
             for record in self._answers(questions)
         ]
-
-    def _require_prompt_logprobs(self) -> None:
-        reason = self._info.get("fields", {}).get("prompt_logprobs", "the server doesn't say that it has them")
-        if reason:
-            engine = self._info.get("engine", "this server")
-            raise ToolError(
-                f"the task compares the log-probabilities of texts, which {engine} does not give: prompt_logprobs: "
-                f"{reason}. Take a task whose answers are generated, or the engine vllm or reference"
-            )
 
     def _answers(self, questions: Sequence[Question]) -> list[dict[str, Any] | None]:
         """Return a record for each question; None for one that failed, where that is allowed."""
@@ -226,7 +223,7 @@ def evaluate(model: HarnessModel, task: EvaluationTask, *, chat: bool, system: s
     except (KeyError, ValueError, TypeError, OSError, YAMLError) as error:
         raise ToolError(f"lm-eval can't load {task.name}: {error!s:.300}") from error
     tasks = list(loaded["groups"].values())[:1] or list(loaded["tasks"].values())  # a group has its tasks in it
-    found: dict[str, Any] = import_module("lm_eval.evaluator").simple_evaluate(
+    results: dict[str, Any] = import_module("lm_eval.evaluator").simple_evaluate(
         model=model,
         tasks=tasks,
         task_manager=manager,
@@ -238,7 +235,7 @@ def evaluate(model: HarnessModel, task: EvaluationTask, *, chat: bool, system: s
         fewshot_random_seed=task.fewshot_seed,
         log_samples=True,
     )
-    return found
+    return results
 
 
 def _loaded(config: dict[str, Any] | Path) -> tuple[Any, dict[str, Any]]:

@@ -80,9 +80,9 @@ def _problem(row: Row, scorer: str) -> str | None:
 
 def _answers(row: Row) -> list[str]:
     """Return the right answers; none where they have another form."""
-    given = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
-    fits = all(isinstance(one, (str, int, float)) and not isinstance(one, bool) for one in given)
-    return [str(one) for one in given] if fits else []
+    answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
+    fits = all(isinstance(one, (str, int, float)) and not isinstance(one, bool) for one in answers)
+    return [str(one) for one in answers] if fits else []
 
 
 def _row(row: Row, scorer: str) -> Row:

@@ -74,10 +74,10 @@ def verdicts(
 ) -> tuple[BandVerdict, ...]:
     """:param pass_at: the user's own limit, in percent, which takes the place of the published ones."""
     if pass_at is not None:
-        given = BandVerdict(
+        own = BandVerdict(
             title="--pass-at", reference=None, passes_from=pass_at, passed=score >= pass_at, source="the command line"
         )
-        return (given,)
+        return (own,)
     return tuple(
         BandVerdict(
             title=band.title,
@@ -163,13 +163,13 @@ def scores_in(results: Mapping[str, Any], chosen: Sequence[str]) -> tuple[tuple[
     """
     groups = [name for name in results.get("groups", {}) if _metrics(results, name)]
     tasks = groups[:1] or [name for name in results["results"] if _metrics(results, name)]
-    found = [
+    metrics = [
         one if len(tasks) == 1 else replace(one, name=f"{task} {one.name}")
         for task in tasks
         for one in _metrics(results, task)
     ]
-    scores = [one for one in found if one.name in chosen] or found
-    others = [one for one in found if one not in scores and one.is_percent]
+    scores = [one for one in metrics if one.name in chosen] or metrics
+    others = [one for one in metrics if one not in scores and one.is_percent]
     return tuple(scores), {one.name.removesuffix(",none"): one.value for one in others}
 
 
@@ -177,14 +177,14 @@ def _metrics(results: Mapping[str, Any], task: str) -> list[MetricScore]:
     """:param task: a task or a group."""
     row = results["results"][task]
     better = results.get("higher_is_better", {}).get(task, {})
-    found = []
+    scores = []
     for name, value in row.items():
         if "," not in name or "_stderr," in name or not isinstance(value, (int, float)):
             continue
         stderr = row.get(name.replace(",", "_stderr,", 1))
         is_percent = better.get(name.partition(",")[0]) is True and 0 <= float(value) <= 1
         factor = 100 if is_percent else 1
-        found.append(
+        scores.append(
             MetricScore(
                 name=name,
                 value=factor * float(value),
@@ -192,4 +192,4 @@ def _metrics(results: Mapping[str, Any], task: str) -> list[MetricScore]:
                 is_percent=is_percent,
             )
         )
-    return found
+    return scores

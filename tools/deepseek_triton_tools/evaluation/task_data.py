@@ -90,16 +90,16 @@ def generation_config(
     }
 
 
-def found_file(data: Path, patterns: Sequence[str], wanted: str) -> Path:
+def data_file(data: Path, patterns: Sequence[str], expected: str) -> Path:
     """Return `data` itself where it is a file, else the first file below it that fits a pattern."""
     if data.is_file():
         return data
     if not data.is_dir():
-        raise ToolError(f"--data {data}: there is no such file or folder; expected {wanted}")
+        raise ToolError(f"--data {data}: there is no such file or folder; expected {expected}")
     for pattern in patterns:
         for path in sorted(data.glob(pattern)):
             return path
-    raise ToolError(f"--data {data}: expected {wanted}, found no {' or '.join(patterns)}")
+    raise ToolError(f"--data {data}: expected {expected}, found no {' or '.join(patterns)}")
 
 
 def read_rows(path: Path, keys: Sequence[str], problem_of: Callable[[Row], str | None] = lambda _: None) -> list[Row]:

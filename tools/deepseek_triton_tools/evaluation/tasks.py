@@ -29,7 +29,7 @@ from typing import Any
 from deepseek_triton_tools.evaluation.task_data import (
     EvaluationTask,
     Row,
-    found_file,
+    data_file,
     generation_config,
     hub_rows,
     read_rows,
@@ -81,7 +81,7 @@ def _gsm8k_rows(data: Path | None, split: str) -> list[Row]:
     if data is None:
         return hub_rows("openai/gsm8k", "main", split, otherwise=_GSM8K_SOURCE)
     folder = data.parent if split == "train" and data.is_file() else data
-    return read_rows(found_file(folder, _GSM8K_PATTERNS[split], "GSM8K's test.jsonl and train.jsonl"), _GSM8K_KEYS)
+    return read_rows(data_file(folder, _GSM8K_PATTERNS[split], "GSM8K's test.jsonl and train.jsonl"), _GSM8K_KEYS)
 
 
 _LETTERS = "ABCD"
@@ -122,8 +122,8 @@ def _questions(data: Path | None, shots: int, limit: int | None) -> Iterator[Row
         # Two blanks, because trtllm-eval writes one before each word of the subject.
         head = f"The following are multiple choice questions (with answers) about  {subject.replace('_', ' ')}.\n\n"
         head += "".join(f"{_mmlu_question(cells)} {cells[-1]}\n\n" for cells in _cells(dev)[:shots])
-        asked = test.sample(each, random_state=chosen) if each is not None and each < len(test) else test
-        for cells in _cells(asked):
+        questions = test.sample(each, random_state=chosen) if each is not None and each < len(test) else test
+        for cells in _cells(questions):
             yield {"subject": subject, "prompt": head + _mmlu_question(cells), "answer": str(cells[-1])}
 
 
@@ -157,12 +157,12 @@ def _own_tables(data: Path) -> dict[str, tuple[Any, Any]]:
 
 def _hub_tables() -> dict[str, tuple[Any, Any]]:
     table = import_module("pandas").DataFrame
-    found: dict[str, tuple[list[Cells], list[Cells]]] = {}
+    subjects: dict[str, tuple[list[Cells], list[Cells]]] = {}
     for number, split in enumerate(("dev", "test")):
         for row in hub_rows("cais/mmlu", "all", split, otherwise=_MMLU_SOURCE):
             cells = (row["question"], *row["choices"], _LETTERS[row["answer"]])
-            found.setdefault(row["subject"], ([], []))[number].append(cells)
-    return {subject: (table(dev), table(test)) for subject, (dev, test) in sorted(found.items())}
+            subjects.setdefault(row["subject"], ([], []))[number].append(cells)
+    return {subject: (table(dev), table(test)) for subject, (dev, test) in sorted(subjects.items())}
 
 
 _GPQA_MAX_TOKENS = 32_768
@@ -184,7 +184,7 @@ def gpqa_diamond(data: Path | None, *, limit: int | None) -> EvaluationTask:
     if data is None:
         rows = hub_rows("Idavidrein/gpqa", "gpqa_diamond", "train", otherwise=_GPQA_SOURCE)
     else:
-        file = found_file(data, ("gpqa_diamond.csv", "**/gpqa_diamond.csv"), "gpqa_diamond.csv")
+        file = data_file(data, ("gpqa_diamond.csv", "**/gpqa_diamond.csv"), "gpqa_diamond.csv")
         rows = read_rows(file, ("Question", _RIGHT, *_WRONG))
     random = Random(0)
     questions = [_gpqa_question(row, random) for row in rows]
@@ -236,10 +236,10 @@ def _calls(text: str) -> list[tuple[str, str, Any]] | str:
     if not (text.startswith("<｜tool▁calls▁begin｜>") and text.endswith("<｜tool▁calls▁end｜>")):
         return text
     calls = [
-        (form, found[form], _json(found[f"{form}_arguments"]))
-        for found in _CALL.finditer(text)
+        (form, call[form], _json(call[f"{form}_arguments"]))
+        for call in _CALL.finditer(text)
         for form in ("v31", "r1")
-        if found[form]
+        if call[form]
     ]
     return calls or text
 
