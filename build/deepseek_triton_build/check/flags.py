@@ -41,7 +41,7 @@ _AUTO = ("max_model_len",)
 
 
 @dataclass(kw_only=True)
-class GivenFlags:
+class ProgramFlags:
     """The arguments that the flags of a program give: of TensorRT-LLM under canonical keys, of vLLM as dotted paths."""
 
     file: str
@@ -68,58 +68,58 @@ class GivenFlags:
         self.add(check, f"{flag.name}: {problem}", fix, flag.line, key)
 
 
-def read_flags(script: ShellScript, program: Program) -> GivenFlags:
+def read_flags(script: ShellScript, program: Program) -> ProgramFlags:
     """Return what the flags of `program`, one of TensorRT-LLM that `script` starts, set."""
-    given = GivenFlags(file=script.file)
+    flags = ProgramFlags(file=script.file)
     for flag in program.flags:
         if flag.name in program.meanings:
-            _set_key(given, flag, *program.meanings[flag.name])
+            _set_key(flags, flag, *program.meanings[flag.name])
         elif flag.name not in _OTHER_FLAGS:
             near = difflib.get_close_matches(flag.name, [*program.meanings, *_OTHER_FLAGS], n=1, cutoff=_NEAR)
             if near:
                 message = f"{flag.name} is not a flag of {program.name}"
-                given.add(WRONG_FLAG, message, f"did you mean {near[0]}?", flag.line)
+                flags.add(WRONG_FLAG, message, f"did you mean {near[0]}?", flag.line)
             else:
-                given.unread.append(flag.name)
-    return given
+                flags.unread.append(flag.name)
+    return flags
 
 
-def _set_key(given: GivenFlags, flag: CommandFlag, key: str, stands_for: Any) -> None:
+def _set_key(flags: ProgramFlags, flag: CommandFlag, key: str, stands_for: Any) -> None:
     argument = load_release(CANONICAL_RELEASE).find_key(key)
     assert argument is not None  # a test compares the flags' keys with the record
     value = stands_for if stands_for is not None else typed(flag.values, argument.type)
-    given.places[key] = flag.line, flag.name
+    flags.places[key] = flag.line, flag.name
     bounds = bounded_type(key, argument.type)
     if value is None:
-        given.unknown.add(key)
+        flags.unknown.add(key)
     elif type_strings.fits(value, bounds):
-        given.settings[key] = value
+        flags.settings[key] = value
     else:
         expected, is_choice = type_strings.in_words(bounds), bool(type_strings.choices(argument.type))
         check = WRONG_CHOICE if is_choice else OUT_OF_RANGE if type_strings.fits(value, argument.type) else WRONG_TYPE
         problem = f"expected {expected}, found {short_repr(value)}"
-        given.refuse_value(check, flag, key, problem, f"write {expected}")
+        flags.refuse_value(check, flag, key, problem, f"write {expected}")
 
 
-def unused_flags(given: GivenFlags, document_keys: Mapping[Any, Any], settings: Mapping[str, Any], file: str) -> None:
+def unused_flags(flags: ProgramFlags, document_keys: Mapping[Any, Any], settings: Mapping[str, Any], file: str) -> None:
     """Leave out the flags that the YAML file overrules, and add findings about those that say something else.
 
     :param document_keys: the content of the YAML file.
     :param settings: the LLM arguments in it, by canonical keys.
     :param file: its name.
     """
-    for key in [*given.settings, *given.unknown]:
+    for key in [*flags.settings, *flags.unknown]:
         section, dot, _ = key.partition(".")
         if key not in settings and not (dot and section in document_keys):
             continue
-        value = given.settings.pop(key, None)
-        given.unknown.discard(key)
-        line, flag = given.places[key]
+        value = flags.settings.pop(key, None)
+        flags.unknown.discard(key)
+        line, flag = flags.places[key]
         if key in settings and settings[key] == value:
             continue
         says = f"{key}: {short_repr(settings[key])}" if key in settings else f"the section {section}"
         message = f"{flag} has no effect, because {file} gives {says}"
-        given.add(UNUSED_FLAG, message, f"remove {flag}, or write {key} into {file} alone", line, key)
+        flags.add(UNUSED_FLAG, message, f"remove {flag}, or write {key} into {file} alone", line, key)
 
 
 def flag_keys() -> frozenset[str]:
@@ -128,24 +128,24 @@ def flag_keys() -> frozenset[str]:
     return frozenset(key for program in programs for key in spelling.keys_of_flags(program).values())
 
 
-def read_vllm_flags(script: ShellScript, program: Program, version: VllmVersion) -> GivenFlags:
+def read_vllm_flags(script: ShellScript, program: Program, version: VllmVersion) -> ProgramFlags:
     """Return what the flags of `program`, a `vllm serve` that `script` starts, set."""
-    given = GivenFlags(file=script.file)
+    flags = ProgramFlags(file=script.file)
     for flag in program.flags:
         key, is_off = _argument(flag.name, version)
         row = version.find(key)
         if row is not None and key not in WITHOUT_FLAG:
-            given.places[key] = flag.line, flag.name
+            flags.places[key] = flag.line, flag.name
             if is_off:
-                given.settings[key] = False
+                flags.settings[key] = False
             elif key in version.sections:
-                _set_section(given, flag, key, version)
+                _set_section(flags, flag, key, version)
             else:
-                _set_argument(given, flag, key, row, version)
+                _set_argument(flags, flag, key, row, version)
         elif _dashed(flag.name) not in version.serve_flags and not _OPTIMIZATION.fullmatch(flag.name):
             check, why, fix = _unknown(flag, key, version)
-            given.add(check, f"{flag.name} is not a flag of vllm serve {version.version}{why}", fix, flag.line)
-    return given
+            flags.add(check, f"{flag.name} is not a flag of vllm serve {version.version}{why}", fix, flag.line)
+    return flags
 
 
 def as_flag(argument: str, value: Any) -> str:
@@ -199,32 +199,34 @@ def _unknown(flag: CommandFlag, key: str, version: VllmVersion) -> tuple[CheckCo
     return WRONG_FLAG, "", f"did you mean {near}?" if near else "remove it"
 
 
-def _set_argument(given: GivenFlags, flag: CommandFlag, key: str, row: Argument, version: VllmVersion) -> None:
+def _set_argument(flags: ProgramFlags, flag: CommandFlag, key: str, row: Argument, version: VllmVersion) -> None:
     if not flag.values and not type_strings.fits(True, row.type):
         fix = f"write {type_strings.in_words(row.type)}"
-        given.refuse_value(WRONG_TYPE, flag, key, "expected a value after it, found none", fix)
+        flags.refuse_value(WRONG_TYPE, flag, key, "expected a value after it, found none", fix)
         return
     value = _human(flag, row) or typed(flag.values, "str" if row.type.split(" | ")[0] == "str" else row.type)
     is_json = isinstance(value, str) and value.startswith("{")
     if value is None or is_json or (value == "auto" and key in _AUTO):
-        given.unknown.add(key)
+        flags.unknown.add(key)
     else:
-        _set_value(given, flag, key, value, row, version)
+        _set_value(flags, flag, key, value, row, version)
 
 
-def _set_value(given: GivenFlags, flag: CommandFlag, key: str, value: Any, row: Argument, version: VllmVersion) -> None:
+def _set_value(
+    flags: ProgramFlags, flag: CommandFlag, key: str, value: Any, row: Argument, version: VllmVersion
+) -> None:
     problem = value_problem(value, row, version)
     if problem is None:
-        given.settings[key] = value
+        flags.settings[key] = value
     else:
-        given.refuse_value(problem.check, flag, key, problem.message, problem.fix)
+        flags.refuse_value(problem.check, flag, key, problem.message, problem.fix)
 
 
-def _set_section(given: GivenFlags, flag: CommandFlag, key: str, version: VllmVersion) -> None:
+def _set_section(flags: ProgramFlags, flag: CommandFlag, key: str, version: VllmVersion) -> None:
     """Add the keys of an argument that is given as one JSON object."""
     keys, text = version.sections[key], flag.values[0].value if flag.values else ""
     if text is None:
-        given.unknown.add(key)
+        flags.unknown.add(key)
         return
     try:
         section = json.loads(text)
@@ -232,16 +234,16 @@ def _set_section(given: GivenFlags, flag: CommandFlag, key: str, version: VllmVe
         section = None
     if not isinstance(section, dict):
         fix = f"write {flag.name} '{{\"{next(iter(keys))}\": ...}}'"
-        given.refuse_value(WRONG_TYPE, flag, key, f"expected a JSON object, found {short_repr(text)}", fix)
+        flags.refuse_value(WRONG_TYPE, flag, key, f"expected a JSON object, found {short_repr(text)}", fix)
         return
     for name, value in section.items():
         path = f"{key}.{name}"
-        given.places[path] = flag.line, flag.name
+        flags.places[path] = flag.line, flag.name
         if name in keys:
-            _set_value(given, flag, path, value, keys[name], version)
+            _set_value(flags, flag, path, value, keys[name], version)
         else:
             problem = absent_problem(path, value, version)
-            given.add(problem.check, f"{flag.name}: {problem.message}", problem.fix, flag.line, path)
+            flags.add(problem.check, f"{flag.name}: {problem.message}", problem.fix, flag.line, path)
 
 
 def _human(flag: CommandFlag, row: Argument) -> int | None:

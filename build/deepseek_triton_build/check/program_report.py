@@ -17,7 +17,7 @@ from deepseek_triton_build.check.engine_arguments import engine_problems
 from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.flags import (
     YAML_FLAGS,
-    GivenFlags,
+    ProgramFlags,
     as_flag,
     flag_keys,
     read_flags,
@@ -108,12 +108,12 @@ def _program_of(script: ShellScript | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Arguments:
     """The LLM arguments of a program, from its YAML file and its flags."""
 
     document: Document | None
     arguments: CheckedArguments
-    flags: GivenFlags | None
+    flags: ProgramFlags | None
     settings: Mapping[str, Any]
     """The arguments under canonical keys; the file's win over the flags'."""
     unknown: frozenset[str]
@@ -179,7 +179,7 @@ class _ServeCheck(_FolderCheck):
         self.note_unchecked(known, facts)
         return self.checked(self.script.file, model, "none", "vllm", version.version, version_from, known)
 
-    def rank_problems(self, flags: GivenFlags, known: Identity) -> Iterator[Finding]:
+    def rank_problems(self, flags: ProgramFlags, known: Identity) -> Iterator[Finding]:
         """Compare the ranks with the GPUs, as far as both are known."""
         if flags.unknown.intersection(_SIZES):
             return
@@ -216,7 +216,7 @@ class _ProgramCheck(_FolderCheck):
             self.findings += unsure
             in_yaml = None if document is None else document.values.get("model")
             model = (program and program.model) or (in_yaml if isinstance(in_yaml, str) else None)
-            known = self.check_rules(self.given(document, script, release), script, release, model or "")
+            known = self.check_rules(self.arguments(document, script, release), script, release, model or "")
         return self.checked(file, model, "none", "tensorrt_llm", release.version, release_from, known)
 
     def document(self, script: ShellScript | None) -> Document | None:
@@ -233,7 +233,7 @@ class _ProgramCheck(_FolderCheck):
             self.findings.append(UNUSED_ARGUMENTS.finding(message, fix, file=script.file))
         return None
 
-    def given(self, document: Document | None, script: ShellScript | None, release: Release) -> _Given:
+    def arguments(self, document: Document | None, script: ShellScript | None, release: Release) -> _Arguments:
         """Return the arguments wherever they are given, and add findings about the wrong ones."""
         is_model_yaml = document is not None and document.file == MODEL_YAML
         arguments = CheckedArguments()
@@ -250,25 +250,25 @@ class _ProgramCheck(_FolderCheck):
             if flags.unread:
                 self.unchecked.append(f"flags that are not recorded here: {first_names(flags.unread)}")
             settings = {**_PROGRAM} | flags.settings | settings
-            return _Given(document, arguments, flags, settings, frozenset(flags.unknown))
+            return _Arguments(document, arguments, flags, settings, frozenset(flags.unknown))
         if document is None or is_model_yaml:
-            return _Given(document, arguments, None, settings, frozenset())
+            return _Arguments(document, arguments, None, settings, frozenset())
         self.unchecked.append(
             "the rules about what flags may give, because no script that passes the file is beside it"
         )
         settings = {**_PROGRAM} | _divided(self.options.num_gpus, settings) | settings
         replaced = {key for key in flag_keys() if "." in key and key.partition(".")[0] in document.values}
-        return _Given(document, arguments, None, settings, flag_keys() - settings.keys() - replaced)
+        return _Arguments(document, arguments, None, settings, flag_keys() - settings.keys() - replaced)
 
-    def check_rules(self, given: _Given, script: ShellScript | None, release: Release, model: str) -> Identity:
+    def check_rules(self, args: _Arguments, script: ShellScript | None, release: Release, model: str) -> Identity:
         """Check the checkpoint, the rules and the memory, and return what the model is."""
-        document, facts = given.document, self.checkpoint(model, has_tokenizer="tokenizer" not in given.settings)
+        document, facts = args.document, self.checkpoint(model, has_tokenizer="tokenizer" not in args.settings)
         line = None if document is None else document.line("model")
         known = self.identify(model, facts, self.yaml.name if script is None else script.file, line)
         triton = triton_settings(document) if document is not None and document.file == MODEL_YAML else {}
         variables = {} if script is None else script.known_values
-        deployment = make_deployment(given.settings, release, known, triton, variables, given.unknown)
-        place = given.places(release)
+        deployment = make_deployment(args.settings, release, known, triton, variables, args.unknown)
+        place = args.places(release)
         self.check_deployment(deployment, _misfits(deployment), place, facts)
         self.findings += _count_problems(deployment, known, place)
         if document is not None:
