@@ -129,6 +129,8 @@ if MPI.COMM_WORLD.rank == 0:
 def render_setup(facts: LaunchFacts, options: LaunchOptions) -> str:
     """:raises ToolError: when start.sh refuses."""
     container = containers.container_name(facts, options)
+    # The script adds the variables of ssh itself.
+    variables = {name: value for name, value in environment(options).items() if not name.startswith("SSH_")}
     values = {
         "version": __version__,
         "source": for_comment(facts.source),
@@ -140,18 +142,12 @@ def render_setup(facts: LaunchFacts, options: LaunchOptions) -> str:
         "is_removed": False,
         "mpirun": _mpirun(facts, options),
         "hello": _HELLO,
-        "environment": _setup_environment(options),
+        "environment": shlex.join(f"{name}={value}" for name, value in variables.items()),
         "start": shlex.quote(str(facts.start_script)),
         "folder": shlex.quote(str(facts.folder)),
         "ranks": str(facts.world_size),
     }
     return start_script.filled("ssh-setup.sh", containers.docker_run(facts, options) | values)
-
-
-def _setup_environment(options: LaunchOptions) -> str:
-    """Return start.sh's variables without those of ssh, which the script adds itself."""
-    variables = {name: value for name, value in environment(options).items() if not name.startswith("SSH_")}
-    return shlex.join(f"{name}={value}" for name, value in variables.items())
 
 
 def _mpirun(facts: LaunchFacts, options: LaunchOptions) -> str:

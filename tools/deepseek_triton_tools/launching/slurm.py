@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -279,17 +279,27 @@ def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
     for side in pair.sides:
         variables |= container_variables(side.facts, options)
     components = _components(pair)
+    requests = [
+        directives(
+            options,
+            pair.folder,
+            nodes=sum(side.num_nodes for side in sides),
+            ranks=sides[0].facts.ranks_per_node,
+            gpus=sides[0].facts.gpus_per_node,
+        )
+        for sides in components
+    ]
+    # Of several components each has a list of its own; the nodes of the context servers come first.
+    groups = [f"_HET_GROUP_{n}" for n in range(len(components))] if len(components) > 1 else [""]
     values = common_values(options) | {
         "source": for_comment(pair.source),
         "what": for_comment(pair.what),
-        "directives": [line for sides in components for line in ("hetjob", *_pair_directives(pair, sides, options))][
-            1:
-        ],
+        "directives": [line for component in requests for line in ("hetjob", *component)][1:],
         "memory_why": memory_why(pair.generation.facts),
         "python": for_comment(options.python),
         "exports": exports(variables),
         "num_nodes": str(pair.num_nodes),
-        "node_lists": _node_lists(len(components)),
+        "node_lists": " ".join(f'"$SLURM_JOB_NODELIST{group}"' for group in groups),
         "folders": list(_pair_folders(pair, options)),
         "context": _function_body(pair, pair.context, options),
         "generation": _function_body(pair, pair.generation, options),
@@ -310,23 +320,6 @@ def _components(pair: LaunchedPair) -> list[tuple[PairSide, ...]]:
     """Return the sides of each component of the job: one component, unless the sides' nodes differ."""
     per_node = {(side.facts.ranks_per_node, side.facts.gpus_per_node) for side in pair.sides}
     return [pair.sides] if len(per_node) == 1 else [(side,) for side in pair.sides]
-
-
-def _pair_directives(pair: LaunchedPair, sides: Sequence[PairSide], options: LaunchOptions) -> list[str]:
-    return directives(
-        options,
-        pair.folder,
-        nodes=sum(side.num_nodes for side in sides),
-        ranks=sides[0].facts.ranks_per_node,
-        gpus=sides[0].facts.gpus_per_node,
-    )
-
-
-def _node_lists(num_components: int) -> str:
-    """Return the shell's words for the nodes of the job, those of the context servers first."""
-    if num_components == 1:
-        return '"$SLURM_JOB_NODELIST"'
-    return " ".join(f'"$SLURM_JOB_NODELIST_HET_GROUP_{n}"' for n in range(num_components))
 
 
 def _where(pair: LaunchedPair, side: PairSide, options: LaunchOptions) -> list[str]:

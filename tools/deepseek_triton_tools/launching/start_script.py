@@ -6,6 +6,7 @@ instance of vLLM over several nodes has no MPI: each node starts start.sh by its
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -153,21 +154,13 @@ def local_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
 
 
 def render_local(facts: LaunchFacts, options: LaunchOptions) -> str:
-    environment, server_args = _local_server(facts, options)
-    options = dataclasses.replace(options, server_args=(*server_args, *options.server_args))
-    return run_script(facts, options, "local", environment)
-
-
-def _local_server(facts: LaunchFacts, options: LaunchOptions) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables, and the arguments that the tritonserver of this machine needs."""
-    environment = server_environment(options)
-    if facts.release is not None or shutil.which("tritonserver"):
-        return environment, ()
-    try:
-        server = find_tritonserver()
-    except InstallationError:
-        return environment, ()  # start.sh reports that there is none
-    # start.sh looks for the server on PATH.
-    path = server.environment.get("PATH") or os.environ.get("PATH", os.defpath)
-    on_path = {**server.environment, "PATH": os.pathsep.join([str(server.binary.parent), path])}
-    return on_path | environment, server.extra_args
+    environment, server_args = server_environment(options), options.server_args
+    if facts.release is None and not shutil.which("tritonserver"):
+        with contextlib.suppress(InstallationError):  # start.sh reports that there is none
+            server = find_tritonserver()
+            # start.sh looks for the server on PATH.
+            path = server.environment.get("PATH") or os.environ.get("PATH", os.defpath)
+            on_path = {"PATH": os.pathsep.join([str(server.binary.parent), path])}
+            environment = {**server.environment, **on_path, **environment}
+            server_args = (*server.extra_args, *server_args)
+    return run_script(facts, dataclasses.replace(options, server_args=server_args), "local", environment)
