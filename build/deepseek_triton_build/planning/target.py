@@ -13,11 +13,11 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
     GIB,
     GPU_COUNTS,
     Layout,
+    divides_experts,
     minimum_gpus,
     weight_bytes_per_gpu,
     weights,
 )
-from deepseek_triton_build.arithmetic.shares import divides_experts
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import (
     Architecture,

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
-from deepseek_triton_build.arithmetic.shares import FP8_BLOCK
+from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, GIB, Budget
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, EnvironmentVariable, Setting
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD

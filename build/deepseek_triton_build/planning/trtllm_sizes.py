@@ -12,13 +12,14 @@ from typing import Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import (
     GIB,
+    LARGEST_EXPERT_PARALLEL,
     Budget,
     KvDtype,
     Layout,
     cuda_graph_batch_sizes,
+    divides_attention,
     make_budget,
 )
-from deepseek_triton_build.arithmetic.shares import LARGEST_EXPERT_PARALLEL, divides_attention
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import MoeBackendRow, find_moe_backends
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepseek_triton_build.arithmetic.shares import divides_attention
+from deepseek_triton_build.arithmetic.gpu_memory import divides_attention
 from deepseek_triton_build.data.planned_settings import GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 

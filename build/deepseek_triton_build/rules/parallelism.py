@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepseek_triton_build.arithmetic.shares import FP8_BLOCK, cut_attention_blocks
+from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, cut_attention_blocks
 from deepseek_triton_build.data.planned_settings import GUIDE
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from deepseek_triton_build.arithmetic.gpu_memory import GIB
-from deepseek_triton_build.arithmetic.shares import FP8_BLOCK, cut_attention_blocks
+from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, GIB, cut_attention_blocks
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.rules.environment import RUNS_CODE
 from deepseek_triton_build.rules.rule import RuleTable, Violation

@@ -48,7 +48,18 @@ def show_sla_plan(plan: SlaPlan, *, as_json: bool, paces: Path | None = None) ->
         if as_json:
             print_json(sla_document(plan, paces))
             return
-        _show(plan)
+        rows = [fleet_cells(plan, fleet) for fleet in plan.fleets[:SHOWN_FLEETS]]
+        title = f"{sla_title(plan)}: the best first; limits are kept with the margin"
+        show(Table(title=title, headings=FLEET_HEADINGS, rows=rows))
+        print(paragraph(f"paces: {plan.source}"))
+        for note in plan.notes:
+            print(paragraph(note))
+        if plan.refused:
+            print(paragraph(f"{len(plan.refused)} layouts were left out; --json says why"))
+        best = plan.fleets[0]
+        generation = _counted(best.num_servers, "generation server")
+        pair = f"{_counted(best.num_context, 'context server')} and {generation}"
+        print(paragraph(f"{pair if best.context else _counted(best.num_servers, 'server')}: {plan.build_command}"))
         if paces is not None:
             print(paragraph(f"rehearse it: {plan.rehearsal_command(paces)}"))
 
@@ -63,29 +74,28 @@ def sla_document(plan: SlaPlan, paces: Path | None = None) -> dict[str, Any]:
         "workload": dataclasses.asdict(plan.workload),
         "limits": dataclasses.asdict(plan.slo),
         "source": plan.source,
-        "fleets": [_fleet(plan, fleet) for fleet in plan.fleets],
+        "fleets": [
+            {
+                "layout": str(fleet.layout),
+                "servers": fleet.num_servers,
+                "context_layout": str(fleet.context.layout) if fleet.context else None,
+                "context_servers": fleet.num_context,
+                "requests_per_rank": fleet.rows,
+                "users": fleet.users,
+                "gpus_used": fleet.num_gpus,
+                "ttft_ms": round(fleet.times.ttft_ms, 1),
+                "burst_ttft_ms": round(plan.burst_ttft_ms(fleet), 1),
+                "tpot_ms": round(fleet.times.tpot_ms, 2),
+                "output_tps": round(fleet.output_tps, 1),
+                "output_tps_per_gpu": round(fleet.output_tps / (plan.request.num_gpus or 1), 1),
+                "margin": fleet.margin,
+            }
+            for fleet in plan.fleets
+        ],
         "build": plan.build_command,
         "rehearsal": plan.rehearsal_command(paces) if paces is not None else None,
         "notes": plan.notes,
         "refused": plan.refused,
-    }
-
-
-def _fleet(plan: SlaPlan, fleet: PlannedFleet) -> dict[str, Any]:
-    return {
-        "layout": str(fleet.layout),
-        "servers": fleet.num_servers,
-        "context_layout": str(fleet.context.layout) if fleet.context else None,
-        "context_servers": fleet.num_context,
-        "requests_per_rank": fleet.rows,
-        "users": fleet.users,
-        "gpus_used": fleet.num_gpus,
-        "ttft_ms": round(fleet.times.ttft_ms, 1),
-        "burst_ttft_ms": round(plan.burst_ttft_ms(fleet), 1),
-        "tpot_ms": round(fleet.times.tpot_ms, 2),
-        "output_tps": round(fleet.output_tps, 1),
-        "output_tps_per_gpu": round(fleet.output_tps / (plan.request.num_gpus or 1), 1),
-        "margin": fleet.margin,
     }
 
 
@@ -114,21 +124,6 @@ def fleet_cells(plan: SlaPlan, fleet: PlannedFleet) -> tuple[str, ...]:
         f"{slow.tpot_ms:.1f}",
         f"{fleet.margin - 1:.0%}",
     )
-
-
-def _show(plan: SlaPlan) -> None:
-    rows = [fleet_cells(plan, fleet) for fleet in plan.fleets[:SHOWN_FLEETS]]
-    title = f"{sla_title(plan)}: the best first; limits are kept with the margin"
-    show(Table(title=title, headings=FLEET_HEADINGS, rows=rows))
-    print(paragraph(f"paces: {plan.source}"))
-    for note in plan.notes:
-        print(paragraph(note))
-    if plan.refused:
-        print(paragraph(f"{len(plan.refused)} layouts were left out; --json says why"))
-    best = plan.fleets[0]
-    generation = _counted(best.num_servers, "generation server")
-    pair = f"{_counted(best.num_context, 'context server')} and {generation}"
-    print(paragraph(f"{pair if best.context else _counted(best.num_servers, 'server')}: {plan.build_command}"))
 
 
 def _counted(count: int, what: str) -> str:
