@@ -65,12 +65,6 @@ def await_exit(server: ServerProcess, within_s: float) -> float | None:
     return time.monotonic()
 
 
-def exit_code(server: ServerProcess) -> int | None:
-    """As a shell has it; None while it runs."""
-    code = server.returncode
-    return 128 - code if code is not None and code < 0 else code
-
-
 @dataclass(frozen=True, kw_only=True)
 class Backend:
     """The backend's numbers on /metrics, all series of a family together."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from bench._served import await_backend, exit_code, stub_pid
+from bench._served import await_backend, stub_pid
 
 from conformance.running import PROGRAM, free_port
 from deepseek_backend.process_guard import NAME as GUARD_NAME
@@ -154,7 +154,7 @@ class Battlefield:
 
     def await_victim(self) -> int:
         wait_until(lambda: self.victim.returncode is not None, "the server did not end")
-        return exit_code(self.victim)
+        return self.victim.returncode
 
     def see_that_all_run(self) -> None:
         """:raises FieldError: when a server or a gateway has ended."""

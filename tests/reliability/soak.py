@@ -33,7 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench._served import await_backend, await_exit, default_folder, exit_code, metrics_client
+from bench._served import await_backend, await_exit, default_folder, metrics_client
 
 from deepseek_triton_tools.server.server_process import ServerProcess
 from reliability.exchanges import Exchanges
@@ -203,7 +203,7 @@ def stop_servers(system: SystemUnderTest) -> dict[str, int | None]:
     for server in system.servers.values():
         server.request_stop()
     return {
-        name: None if await_exit(server, _EXIT_S) is None else exit_code(server)
+        name: None if await_exit(server, _EXIT_S) is None else server.returncode
         for name, server in system.servers.items()
     }
 

@@ -27,7 +27,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Literal, TextIO
 
-from deepseek_triton_build import version_dir
 from deepseek_triton_client import Client, DeepseekTritonError, Timeouts
 from deepseek_triton_tools.host.tritonserver import Installation, find_tritonserver
 from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
@@ -208,7 +207,7 @@ class ServerProcess:
     @property
     def returncode(self) -> int | None:
         """The exit code, 128 + N for signal N. None while it runs, or if it never started."""
-        code = self._supervisor.returncode if self._supervisor is not None else None
+        code = self._supervisor.poll() if self._supervisor is not None else None
         if code == 0 and self.stop_requested and not self._was_ready:
             return 128 + self._stop_signal  # tritonserver takes no orderly stop while it loads
         return code if code is None or code >= 0 else 128 - code
@@ -244,6 +243,8 @@ class ServerProcess:
         self.http_port, self.grpc_port, self.metrics_port = ports.values()
 
     def _launch_supervisor(self, installation: Installation) -> None:
+        from deepseek_triton_build import version_dir  # not for `serve --help`
+
         options = self.options
         log = _open_log(options.log_file)
         command = [
