@@ -48,7 +48,7 @@ $(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
 $(BIN)/python -m tiny_checkpoint.acceptance $(TRAINED)/tiny
 endef
 
-.PHONY: help environments venv demo unit test nightly mutants test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check \
+.PHONY: help environments venv demo unit test nightly house mutants test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check \
   release smoke audit requirements clean
 
 help:  ## show this
@@ -70,6 +70,9 @@ test: $(INSTALLED)  ## run the tests that a change must pass, WORKERS=6 at a tim
 nightly: $(INSTALLED)  ## run what takes long by nature: campaigns, several hosts, whole lanes, the release
 	@$(PYTEST) -m nightly
 	@$(MAKE) --no-print-directory test-vllm test-gateway test-sla
+
+house: $(INSTALLED)  ## see what the code costs: lines, modules, functions with one caller, comments, pages
+	@$(BIN)/python tests/house.py
 
 mutants: $(INSTALLED)  ## see how many of 400 small faults in the product `make test` finds
 	@PYTHONPATH=tests $(BIN)/python -m mutants.run

@@ -23,7 +23,7 @@ PACKAGE_FILE = "__init__.py"
 
 # Name of the figure -> at most. `deep`: folders between a package and a module; `median`, `long`: lines of a function,
 # the latter of the longest tenth.
-LIMITS: dict[str, float] = {
+GOALS: dict[str, float] = {
     "production lines": 64_000,
     "modules": 380,
     "lines of tools": 30_000,
@@ -38,8 +38,10 @@ LIMITS: dict[str, float] = {
     "words of docs": 50_000,
     "test lines": 75_000,
 }
-# name of the figure -> at least
-FLOORS: dict[str, float] = {"comments, % of code lines": 2}
+# Where a goal is not reached: what is, which may only come down.
+REACHED: dict[str, float] = {}
+LEAST_COMMENTS, COMMENTS_GOAL = 0.9, 2.0  # lines with nothing but a comment, % of code lines
+SLACK = 1.03
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,16 @@ def figures() -> dict[str, float]:
     }
 
 
+def too_much() -> dict[str, float]:
+    """The figures that are worse than their limits."""
+    limits = GOALS | REACHED
+    return {
+        name: value
+        for name, value in figures().items()
+        if (value > limits[name] * SLACK if name in limits else value * SLACK < LEAST_COMMENTS)
+    }
+
+
 def grain(below: Path) -> Iterator[str]:
     modules = production()
     once = set(imported_once(modules))
@@ -180,8 +192,9 @@ def main() -> None:
         print(*grain(Path(sys.argv[1]).resolve()), sep="\n")
         return
     for name, value in figures().items():
-        bound = f"at most {LIMITS[name]:g}" if name in LIMITS else f"at least {FLOORS[name]:g}"
-        print(f"{name:38} {value:8.1f}   {bound}".replace(".0 ", "   "))
+        bound = f"at most {GOALS[name]:6g}" if name in GOALS else f"at least {COMMENTS_GOAL:g}"
+        held = f", {REACHED[name]:g} for now" if name in REACHED else ""
+        print(f"{name:38} {value:8.1f}   {bound}{held}".replace(".0 ", "   "))
 
 
 if __name__ == "__main__":
