@@ -1,8 +1,11 @@
 """Chat templates: as transformers renders them, within bounds of memory and time, and those that the project writes."""
 
+import fcntl
 import json
 import os
+import signal
 import sys
+import termios
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import ModuleType, SimpleNamespace
@@ -16,6 +19,7 @@ from deepseek_backend.engines.reference.checkpoint_loading import ChatTemplate
 from deepseek_backend.engines.simulated.filler_text import render_chat_form
 from deepseek_backend.errors import EngineError, RequestError
 from support.random_checkpoint import BOS, EOS
+from support.waiting import PATIENCE_S, wait_for
 
 CHAT = [{"role": "user", "content": "Hi <b>"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": 'größer "als" <3'}}]
@@ -196,6 +200,18 @@ def test_the_process_is_started_again_and_gets_no_secret(process, monkeypatch):
         assert b"hf_secret" not in stream.read()
     fresh.close()
     assert not os.path.exists(f"/proc/{child.pid}")
+
+
+def test_a_request_in_a_process_that_is_killed_is_rendered_in_the_next(process):
+    """The kernel kills it when memory is short. Whoever finds it dead before it asks has the test above."""
+    after(process)
+    child = process._process
+    os.kill(child.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(after, process)
+        wait_for(lambda: any(fcntl.ioctl(child.stdin, termios.FIONREAD, bytes(4))))  # the request is in the pipe
+        os.kill(child.pid, signal.SIGKILL)
+        assert answer.result(PATIENCE_S) == "well"
 
 
 OUT_OF_THE_SANDBOX = [

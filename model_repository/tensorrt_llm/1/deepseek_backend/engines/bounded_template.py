@@ -34,6 +34,10 @@ class TemplateFailure(Exception):
     """A template gave no prompt. The message says why, on one line."""
 
 
+class _KilledFromOutside(TemplateFailure):
+    pass
+
+
 class TemplateProcess:
     """The process, which is started when it is needed. Any thread may use it."""
 
@@ -55,12 +59,15 @@ class TemplateProcess:
         except (TypeError, ValueError, RecursionError) as error:
             raise TemplateFailure(f"expected values that JSON can hold: {error}") from error
         with self._lock:
-            process = self._running()
-            try:
-                word, text = self._exchange(process, request)
-            except BaseException:
-                self._end()
-                raise
+            for is_last in (False, True):
+                try:
+                    word, text = self._exchange(self._running(), request)
+                    break
+                except BaseException as error:
+                    self._end()
+                    # Whoever kills it, as the kernel does when memory is short, may have meant another request's work.
+                    if is_last or not isinstance(error, _KilledFromOutside):
+                        raise
             if word == b"memory":  # what it allocated may never be whole again
                 self._end()
         if word != b"text":
@@ -104,7 +111,8 @@ class TemplateProcess:
             code = process.wait()
             if code == -signal.SIGXCPU:
                 raise TemplateFailure(f"it took more than {self._limits[1]} s of the processor")
-            raise TemplateFailure(f"the process that renders it has ended with {code}")
+            failure = _KilledFromOutside if code == -signal.SIGKILL else TemplateFailure
+            raise failure(f"the process that renders it has ended with {code}")
         return word, answer.decode("utf-8", "surrogatepass")
 
     def _end(self) -> None:
