@@ -90,10 +90,10 @@ def test_a_second_stop_ends_it_at_once_only_when_it_comes_later(serve):
     """A signal that is repeated at once, as by timeout(1) or by two senders at a time, is ignored."""
     twice, later, now = serve("--drains", "0.5"), serve("--drains", "1000"), serve("--drains", "1000")
     until_ready(twice, later, now)
-    twice.process.send_signal(signal.SIGHUP)
     later.process.send_signal(signal.SIGINT)
+    for number in (signal.SIGSTOP, signal.SIGHUP, signal.SIGTERM, signal.SIGCONT):  # both come in the same moment
+        twice.process.send_signal(number)
     wait_for(lambda: "draining" in twice.out)
-    twice.process.terminate()
     assert twice.ask("stop", twice.launch).returncode == 0
     stopped = now.ask("stop", now.launch, "--now")
 
