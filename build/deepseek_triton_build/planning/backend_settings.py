@@ -38,7 +38,7 @@ _EMBEDDED_MAX_TOKENS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
-    """What the backend's settings depend on, as the engine's arguments have it."""
+    """The engine's limits, by which the backend's settings are chosen."""
 
     batch: int
     """Requests of one rank."""

@@ -199,7 +199,7 @@ DeploymentT = TypeVar("DeploymentT", bound=Deployment | VllmDeployment)
 
 
 class _Engine(Protocol[SizesT, DeploymentT]):
-    """What an engine adds to a plan."""
+    """An engine answers here for its part of a plan."""
 
     batch_key: ClassVar[str]
     """The argument with the requests of one rank's batch."""

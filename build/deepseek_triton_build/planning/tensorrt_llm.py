@@ -85,7 +85,7 @@ _NOT_BY_HAND = {
 
 @dataclass(frozen=True)
 class TrtllmEngine:
-    """What TensorRT-LLM adds to a plan; plan.py says what the methods are for."""
+    """TensorRT-LLM's part of a plan. The protocol in plan.py says what each method is for."""
 
     target: Target
     batch_key: ClassVar[str] = "max_batch_size"

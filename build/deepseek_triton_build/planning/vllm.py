@@ -59,7 +59,7 @@ _SHORT, _LONG, _MOST = 64, 1024, 64
 
 @dataclass(frozen=True)
 class VllmEngine:
-    """What vLLM adds to a plan; plan.py says what the methods are for."""
+    """vLLM's part of a plan. The protocol in plan.py says what each method is for."""
 
     target: VllmTarget
     batch_key: ClassVar[str] = "max_num_seqs"

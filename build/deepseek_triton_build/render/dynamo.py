@@ -90,7 +90,7 @@ class _Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shared:
-    """What all workers of a deployment share."""
+    """The facts that are the same for all workers of a deployment."""
 
     dynamo: DynamoRelease
     name: str

@@ -1,4 +1,4 @@
-"""What a plan and a benchmark say to each other: the load to plan for, and the plan's limits beside what was seen."""
+"""A plan and a benchmark tell each other the load to plan for, and the plan's limits beside what was measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REFUSED = "deepseek_triton_requests_refused_total"
 _KV_USED = "deepseek_triton_kv_cache_used_blocks"
 _KV_BLOCKS = "deepseek_triton_kv_cache_capacity_blocks"
 _Row: TypeAlias = tuple[str, str, str, str]
-"""What it is, planned, measured, and what to know about the difference."""
+"""The limit's name, planned, measured, and a remark about the difference."""
 
 
 def _longest(runs: Sequence[BenchRun]) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class PresetPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPreset:
-    """What to send, how much of it, and which figures were published."""
+    """A preset says what to send and how much of it, and has the figures that were published."""
 
     title: str
     source: str

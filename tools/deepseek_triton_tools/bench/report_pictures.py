@@ -118,7 +118,7 @@ def _error_bars(axis: str, values: Sequence[RunSpread], color: str) -> Json:
 
 
 def _spreads(points: Sequence[BenchPoint], figure: Callable[[Any], float | None]) -> list[RunSpread]:
-    """Of points that are known to have the figure."""
+    """The spread of the figure at each point that has it."""
     return [value for point in points if (value := spread(point, figure))]
 
 

@@ -1,4 +1,4 @@
-"""What the engines of TensorRT-LLM and vLLM share: a thread that runs an asyncio loop, and an engine around it."""
+"""The engines of TensorRT-LLM and vLLM stand on this: a thread that runs an asyncio loop, and an engine around it."""
 
 from __future__ import annotations
 

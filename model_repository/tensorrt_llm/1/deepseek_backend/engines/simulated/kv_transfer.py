@@ -107,7 +107,7 @@ class KvTransfers:
         self._writers: set[asyncio.StreamWriter] = set()
         """All connections to this engine."""
         self._serving: set[asyncio.Task[None]] = set()
-        """What serves them."""
+        """A task serves each of them."""
         self._server: asyncio.Future[asyncio.Server] | None = None
         self._fetches: set[asyncio.Task[None]] = set()
         self._asking: set[asyncio.Task[None]] = set()
