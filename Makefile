@@ -36,16 +36,14 @@ ONLY ?=
 CHOSEN = $(if $(ONLY),-m "$(ONLY)")
 
 TRAINED := .cache/tiny-checkpoint
-# How the embedded checkpoint is trained again. The last lines print its scores.
+# How the embedded checkpoint is trained again. The last line prints its scores.
 define TRAINING
 export PYTHONPATH=model_repository/tensorrt_llm/1
 $(BIN)/python -m tiny_checkpoint.tokenizer $(TRAINED)
 $(BIN)/python -m tiny_checkpoint.train --output $(TRAINED)
-$(BIN)/python -m tiny_checkpoint.picture $(TRAINED)/training.jsonl $(TRAINED)/loss.svg
 $(BIN)/python -m tiny_checkpoint.export $(TRAINED) $(TRAINED)/tiny
-$(BIN)/python -m tiny_checkpoint.answering $(TRAINED)/tiny $(TRAINED)/answers.json
-$(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
-$(BIN)/python -m tiny_checkpoint.acceptance $(TRAINED)/tiny
+$(BIN)/python -m tiny_checkpoint.answering answer $(TRAINED)/tiny $(TRAINED)/answers.json
+$(BIN)/python -m tiny_checkpoint.answering score $(TRAINED)/answers.json
 endef
 
 .PHONY: help environments venv demo unit test nightly house mutants test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check \
