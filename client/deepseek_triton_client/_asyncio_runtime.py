@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,19 +34,11 @@ _GRACE_S = 0.02
 class AsyncioRuntime:
     """See `Runtime`."""
 
-    def __init__(self) -> None:
-        self._started: set[asyncio.Task[None]] = set()  # because an event loop does not keep its tasks
-
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     def event(self) -> _AsyncioEvent:
         return _AsyncioEvent()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._started.add(task)
-        task.add_done_callback(self._started.discard)
 
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog:
         if not deadlines.any:

@@ -49,9 +49,6 @@ class BlockingRuntime:
     def event(self) -> _BlockingEvent:
         return _BlockingEvent()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        threading.Thread(target=run, args=(work,), name="deepseek-triton-client").start()
-
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog:
         return ThreadWatchdog(deadlines, interrupt) if deadlines.any else NO_WATCHDOG
 

@@ -36,7 +36,7 @@ from deepseek_triton_client._core.exchange import Exchange
 from deepseek_triton_client._core.interfaces import Runtime
 from deepseek_triton_client._core.response_reader import read_model_info
 from deepseek_triton_client._core.results import Chunk, Completion, Metrics, ModelMetadata, Readiness
-from deepseek_triton_client._core.sampling_params import SamplingParams
+from deepseek_triton_client._core.sampling_params import JOINED_BY_GATEWAY, SamplingParams
 
 _NO_PARAMS = SamplingParams()
 
@@ -135,8 +135,10 @@ class BaseClient(Generic[StreamT]):
         connection: Connection | None = None,
         stream_mode: StreamMode | None = None,
         metrics_url: str | None = None,
-        context_urls: str | Sequence[str] = (),
+        context_urls: object = None,
     ) -> None:
+        if context_urls:
+            raise InvalidRequest(f"context_urls: {JOINED_BY_GATEWAY}")
         self._settings = Settings(
             endpoints=Endpoint.parse_all(url),
             model_name=model_name,
@@ -150,7 +152,6 @@ class BaseClient(Generic[StreamT]):
             connection=Connection() if connection is None else connection,
             stream_mode=stream_mode,
             metrics_url=metrics_url,
-            context_endpoints=Endpoint.parse_all(context_urls, name="context_urls"),
         )
         self._whole_answer_timeouts = self._settings.timeouts.for_whole_answers()
         self._open_calls: Calls | None = Calls(self._settings, self._new_runtime())
@@ -279,9 +280,8 @@ class Client(BaseClient[Stream]):
     is Triton's own. With several URLs, `balance` "failover" uses the first server that works, "round_robin" uses each
     in turn. With an empty `model_version` the server chooses the version. `token` is sent as a bearer token; a function
     is called for a token before each request. `stream_mode` says how a model streams that the client does not
-    recognize. `metrics_url` is "http://host:8002/metrics" unless given. With `context_urls`, servers that compute
-    prompts, the servers of `url` generate the answers. Nothing is sent before the first call. Threads may share a
-    client.
+    recognize. `metrics_url` is "http://host:8002/metrics" unless given. Nothing is sent before the first call. Threads
+    may share a client.
 
     Every method raises only errors of this package (`DeepseekTritonError`); a closed client raises RuntimeError.
     """
@@ -414,8 +414,7 @@ class Client(BaseClient[Stream]):
         return run(self._calls.ready())
 
     def readiness(self) -> tuple[Readiness, ...]:
-        """Tell how far each server is now, in the order of the URLs, the context servers last; one that can't be
-        reached is "unreachable"."""
+        """Tell how far each server is now, in the order of the URLs; one that can't be reached is "unreachable"."""
         return run(self._calls.readiness())
 
     def wait_until_ready(

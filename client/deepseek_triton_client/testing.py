@@ -17,8 +17,7 @@
 
 It speaks HTTP on a real socket, as Triton does with the model of deepseek-triton: generate, generate_stream, ready,
 metadata and metrics. `Client`, `AsyncClient` and every other HTTP client can talk to it. It does not speak gRPC, and it
-does not check the sampling fields that it gets. It can be a context server too: a request for the context phase is
-answered with the first text of its answer, which the generation server's `FakeServer` should give as well.
+does not check the sampling fields that it gets.
 """
 
 from __future__ import annotations
@@ -86,11 +85,6 @@ class ReceivedRequest:
         """The conversation of a chat; empty for a prompt."""
         messages: list[dict[str, Any]] = json.loads(self.body.get("messages", "[]"))
         return messages
-
-    @property
-    def request_type(self) -> str:
-        """The server's part of a request that two servers share, such as "context_only"; "" is all of it."""
-        return str(self.body.get("request_type", ""))
 
     @property
     def params(self) -> SamplingParams:
@@ -314,9 +308,6 @@ class FakeServer(LoopbackServer):
                 num_chunks += 1
                 finish_reason = "stop"
                 yield 200, _repeated({"text_output": item}, num_answers)
-                if request.request_type == "context_only":
-                    yield 200, {"text_output": "", "finish_reason": "length", "context_phase_params": _HANDOVER}
-                    return
             else:
                 finish_reason = None
                 yield 200, item
@@ -403,9 +394,6 @@ _REFUSALS: dict[type[Exception], tuple[int, str]] = {
 }
 """HTTP status and text. Triton answers 400 to every error of a model that comes before the first chunk."""
 
-_HANDOVER = json.dumps({"form": "FakeServer"})
-"""The handover of a fake context server: there is no KV cache that could be fetched."""
-
 _MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/?(ready|generate|generate_stream|)")
 
 
@@ -414,9 +402,8 @@ def _metadata(model_name: str) -> dict[str, Any]:
     inputs = [("text_input", "BYTES", -1), ("input_ids", "INT32", -1), ("messages", "BYTES", -1)]
     inputs += [("streaming", "BOOL", 1), ("stop", "BOOL", 1), ("stream_mode", "BYTES", 1)]
     inputs += [("return_finish_reason", "BOOL", 1), ("task", "BYTES", 1)]
-    inputs += [("request_type", "BYTES", 1), ("context_phase_params", "BYTES", 1)]
     inputs += [(each.tensor_name, each.datatype, -1 if each.many else 1) for each in SAMPLING_FIELDS]
-    texts = ("text_output", "reasoning_output", "finish_reason", "stop_reason", "context_phase_params")
+    texts = ("text_output", "reasoning_output", "finish_reason", "stop_reason")
     outputs = [(name, "BYTES", -1) for name in texts]
     outputs += [(name, "INT32", -1) for name in ("sequence_index", "num_input_tokens", "num_output_tokens")]
     listed = [

@@ -61,7 +61,8 @@ def requests(params):
 
 
 def test_outputs_read_are_the_contracts():
-    assert {tensor.name for tensor in contract.OUTPUTS} == OUTPUT_NAMES
+    # Two servers that share a request are joined by the gateway.
+    assert {tensor.name for tensor in contract.OUTPUTS} == OUTPUT_NAMES | {"context_phase_params"}
     assert [each.name for each in fields(PerfMetrics)] == [tensor.name for tensor in contract.PERF_OUTPUTS]
 
 

@@ -148,11 +148,7 @@ PYTHON = [
     snippet
     for snippet in snippets("python")
     # test_tiny_model.py has those of docs/tiny.md: the simulated engine knows no tools.
-    # test_client_disaggregated.py has the one with two kinds of servers.
-    if "Client(" in snippet.text
-    and "pytest" not in snippet.text
-    and "context_urls" not in snippet.text
-    and snippet.page != "docs/tiny.md"
+    if "Client(" in snippet.text and "pytest" not in snippet.text and snippet.page != "docs/tiny.md"
 ]
 
 

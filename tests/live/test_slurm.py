@@ -174,10 +174,13 @@ def submit_pair(slurm: Slurm, launched: Launched, pair: Path, tmp_path: Path) ->
         slurm("scancel", job)
 
 
-_JOINED = """\
-from deepseek_triton_client import Client
-with Client("http://node2:8000", context_urls=["http://node1:8000"]) as client:
-    print(client.generate("Why?", max_tokens=5).text)
+_JOINED = f"""\
+import sys
+from types import SimpleNamespace as Server
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from support.joined import joined
+context, generation = Server(http_url="http://node1:8000"), Server(http_url="http://node2:8000")
+print(joined(context, generation, {{"text_input": "Why?", "sampling_param_max_tokens": 5}}).text)
 """
 
 

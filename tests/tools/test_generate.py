@@ -13,7 +13,6 @@ import pytest
 
 from deepseek_backend import contract
 from deepseek_triton_client import Overloaded, SamplingParams
-from deepseek_triton_client.testing import FakeServer
 from deepseek_triton_tools.cli import client_options
 from deepseek_triton_tools.cli.main import program_parser
 from deepseek_triton_tools.cli.sampling_options import assigned, sampling_fields
@@ -368,9 +367,8 @@ def test_the_limits_are_given_in_seconds(model_server, monkeypatch):
     assert (url, settings["model_name"], settings["model_version"]) == ("http://localhost:8000", "m", "2")
 
 
-def test_context_servers_compute_the_prompt():
-    with FakeServer(["a", "b"]) as context, FakeServer(["a", "b"]) as generation:
-        contexts = ["--context-url", "http://127.0.0.1:1", "--context-url", context.url]
-        done = run_command("generate", "hi", "--url", generation.url, *contexts)
-    assert done.stdout.strip() == "ab"
-    assert [server.requests[0].request_type for server in (context, generation)] == ["context_only", "generation_only"]
+@pytest.mark.parametrize("verb", ["generate", "chat", "bench"])
+def test_context_servers_are_the_gateways(verb):
+    done = run_command(verb, "--context-url", "http://ctx")
+    assert done.returncode == 2
+    assert "deepseek-triton gateway --context-server http://ctx" in done.stderr

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from deepseek_triton_client._core.checked_request import Request
@@ -18,13 +18,10 @@ from deepseek_triton_client._core.exceptions import (
     DeepseekTritonError,
     ModelNotFound,
     ModelNotReady,
-    Overloaded,
     ServerUnavailable,
 )
-from deepseek_triton_client._core.exchange import Answering, Exchange, end_request
-from deepseek_triton_client._core.interfaces import Deadlines, ResponseStream, Runtime
-from deepseek_triton_client._core.joined_responses import JoinedResponses, can_be_shared
-from deepseek_triton_client._core.response_reader import Deltas, ResponseReader
+from deepseek_triton_client._core.exchange import Exchange, end_request
+from deepseek_triton_client._core.interfaces import Deadlines, Runtime
 from deepseek_triton_client._core.results import Completion, Metrics, ModelMetadata, Readiness
 from deepseek_triton_client._core.server_group import ServerGroup, ServerState
 
@@ -44,30 +41,16 @@ class Calls:
         self._settings = settings
         self._runtime = runtime
         self._servers = ServerGroup(settings.endpoints, settings, runtime)
-        self._contexts = ServerGroup(settings.context_endpoints, settings, runtime)
-        self._jobs: set[JoinedResponses] = set()
 
     async def open(self, request: Request) -> Exchange:
         """Send the request and return with its first response. Refusals are tried again as `Retries` says."""
         started = time.monotonic()
         deadlines = _deadlines(request.timeouts, started)
-        is_shareable = can_be_shared(request)
         failures = 0
         refusal: DeepseekTritonError | None = None
         while True:
             failures += 1
-            is_full = False
-            contexts = [server for server in self._contexts.in_order() if not server.failed_recently]
-            if contexts and is_shareable:
-                try:
-                    return await self._begin_shared(contexts, request, deadlines, started)
-                except DeepseekTritonError as exc:
-                    error = exc
-                if not error.unprocessed:
-                    raise error
-                is_full = isinstance(error, Overloaded)
-            # Prompts that the context servers can take later would slow the answers of the generation servers.
-            for server in () if is_full else self._servers.in_order():
+            for server in self._servers.in_order():
                 try:
                     return await self._begin(server, request, deadlines, started)
                 except DeepseekTritonError as exc:
@@ -98,7 +81,7 @@ class Calls:
     async def cancel(self, request_id: str) -> None:
         """End the active request with this id, on whichever server it runs."""
         error: DeepseekTritonError | None = None
-        for server in (*self._contexts.all, *self._servers.all):
+        for server in self._servers.all:
             try:
                 return await self._stop(server, request_id)
             except DeepseekTritonError as exc:
@@ -133,9 +116,8 @@ class Calls:
         return False
 
     async def readiness(self) -> tuple[Readiness, ...]:
-        """Tell how far each of the servers is, in the order of their URLs, the context servers last."""
-        servers = (*self._servers.all, *self._contexts.all)
-        return tuple([await self._readiness(server, 0.0, None) for server in servers])
+        """Tell how far each of the servers is, in the order of their URLs."""
+        return tuple([await self._readiness(server, 0.0, None) for server in self._servers.all])
 
     async def wait_until_ready(self, timeout_s: float | None, on_progress: Callable[[Readiness], None] | None) -> None:
         started = time.monotonic()
@@ -160,19 +142,22 @@ class Calls:
             await self._runtime.sleep(min(left_s, _POLL_INTERVAL_S))
 
     async def close(self) -> None:
-        """Close the connections, once every context server has been relieved of what it keeps for this client."""
-        jobs = tuple(self._jobs)
-        for job in jobs:
-            job.leave()
-        for job in jobs:
-            await job.end()
-        for server in (*self._servers.all, *self._contexts.all):
+        for server in self._servers.all:
             await server.transport.close()
 
     async def _begin(self, server: ServerState, request: Request, deadlines: Deadlines, started: float) -> Exchange:
         try:
             responses, reader = await server.open(request, lambda: _limit_s(request.timeouts.connect, deadlines))
-            return await self._exchange(request, server, responses, reader, deadlines, started)
+            watchdog = self._runtime.watchdog(deadlines, responses.interrupt)
+            exchange = Exchange(
+                request, server=server, responses=responses, reader=reader, watchdog=watchdog, started=started
+            )
+            try:
+                await exchange.begin()
+            except BaseException:
+                await exchange.close()
+                raise
+            return exchange
         except DeepseekTritonError as exc:
             exc.request_id, exc.url = request.request_id, server.url
             # One of the request's own limits ran out before there was a connection.
@@ -182,43 +167,6 @@ class Calls:
                 message = f"timeouts.{limit} of {seconds:g} s ran out before there was a connection: {exc.message}"
                 raise DeadlineExceeded(message, request_id=request.request_id, url=exc.url) from exc
             raise
-
-    async def _begin_shared(
-        self, contexts: Sequence[ServerState], request: Request, deadlines: Deadlines, started: float
-    ) -> Exchange:
-        responses = JoinedResponses(
-            request,
-            contexts=contexts,
-            generations=self._servers,
-            retries=self._settings.retries,
-            runtime=self._runtime,
-            stop=self._stop,
-            jobs=self._jobs,
-            started=started,
-        )
-        reader = ResponseReader(1, Deltas, says_end=True)
-        return await self._exchange(request, responses, responses, reader, deadlines, started)
-
-    async def _exchange(
-        self,
-        request: Request,
-        server: Answering,
-        responses: ResponseStream,
-        reader: ResponseReader,
-        deadlines: Deadlines,
-        started: float,
-    ) -> Exchange:
-        """Send the request and wait for its first response."""
-        watchdog = self._runtime.watchdog(deadlines, responses.interrupt)
-        exchange = Exchange(
-            request, server=server, responses=responses, reader=reader, watchdog=watchdog, started=started
-        )
-        try:
-            await exchange.begin()
-        except BaseException:
-            await exchange.close()
-            raise
-        return exchange
 
     async def _stop(self, server: ServerState, request_id: str) -> None:
         limit_s = self._settings.timeouts.connect

@@ -39,10 +39,6 @@ class Request:
     """The conversation as JSON."""
     task: str | None = None
     """Task for the server: tokenize, detokenize or describe; None is to generate."""
-    request_type: str | None = None
-    """The server's part of a request that two servers share; None is all of it."""
-    context_phase_params: str | None = None
-    """The context server's output of this name, for a generation server."""
 
     @property
     def is_chat(self) -> bool:

@@ -201,10 +201,9 @@ class Endpoint:
     """Path before Triton's own paths, for servers behind a proxy; HTTP only."""
 
     @classmethod
-    def parse(cls, url: str, *, name: str = "url") -> Endpoint:
-        """Parse "host", "host:port" (both are HTTP) or a URL; a missing port is Triton's. Raises InvalidRequest, which
-        calls the argument by `name`."""
-        expected = f"{name}: expected http://host:port or grpc://host:port (https:// and grpcs:// with TLS)"
+    def parse(cls, url: str) -> Endpoint:
+        """Parse "host", "host:port" (both are HTTP) or a URL; a missing port is Triton's. Raises InvalidRequest."""
+        expected = "url: expected http://host:port or grpc://host:port (https:// and grpcs:// with TLS)"
         if not isinstance(url, str):
             raise InvalidRequest(f"{expected}, got {type(url).__name__}")
         if "@" in url:
@@ -217,13 +216,13 @@ class Endpoint:
         return cls(parts.scheme, str(parts.hostname), parts.port or _DEFAULT_PORTS[parts.scheme], path)
 
     @classmethod
-    def parse_all(cls, urls: str | Iterable[str], *, name: str = "url") -> tuple[Endpoint, ...]:
+    def parse_all(cls, urls: str | Iterable[str]) -> tuple[Endpoint, ...]:
         """Parse one URL or several. Raises InvalidRequest."""
         if isinstance(urls, str):
-            return (cls.parse(urls, name=name),)
+            return (cls.parse(urls),)
         if isinstance(urls, (bytes, Mapping)) or not isinstance(urls, Iterable):
-            raise InvalidRequest(f"{name}: expected a URL or a list of them, got {type(urls).__name__}")
-        return tuple(cls.parse(url, name=name) for url in urls)
+            raise InvalidRequest(f"url: expected a URL or a list of them, got {type(urls).__name__}")
+        return tuple(map(cls.parse, urls))
 
     @property
     def is_grpc(self) -> bool:
@@ -273,7 +272,6 @@ class Settings(_Checked):
     connection: Connection = Connection()
     stream_mode: StreamMode | None = None
     metrics_url: str | None = None
-    context_endpoints: tuple[Endpoint, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -286,11 +284,7 @@ class Settings(_Checked):
             yield from setting_problems(name, getattr(self, name))
         yield from self._name_problems()
         yield from self._secret_problems()
-        if (
-            isinstance(self.tls, Tls)
-            and not self.tls.verify
-            and any(each.scheme == "grpcs" for each in (*self.endpoints, *self.context_endpoints))
-        ):
+        if isinstance(self.tls, Tls) and not self.tls.verify and any(each.scheme == "grpcs" for each in self.endpoints):
             yield "tls.verify: expected True, for gRPC always verifies; give the server's certificate as tls.ca"
         url = self.metrics_url
         if url is not None and (not isinstance(url, str) or _split(url, ("http", "https")) is None):

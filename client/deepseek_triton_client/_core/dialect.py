@@ -37,14 +37,7 @@ _KEEPALIVE_INTERVAL_MS = 500
 """Milliseconds between chunks of a stream that the client reads for a caller who wants the whole answer: these chunks
 only show the server whether the client is still there."""
 
-_CONTENTS = {
-    "text_input": "BYTES",
-    "input_ids": "INT32",
-    "messages": "BYTES",
-    "task": "BYTES",
-    "request_type": "BYTES",
-    "context_phase_params": "BYTES",
-}
+_CONTENTS = {"text_input": "BYTES", "input_ids": "INT32", "messages": "BYTES", "task": "BYTES"}
 """Datatypes of the inputs that no field of SamplingParams goes to."""
 
 _DEFAULTS: dict[str, Any] = {
@@ -284,6 +277,5 @@ def _contents(request: Request) -> Iterator[tuple[str, Sequence[Any]]]:
         yield "input_ids", request.input_ids
     else:
         yield "text_input", (request.prompt,)
-    for name in ("task", "request_type", "context_phase_params"):
-        if (value := getattr(request, name)) is not None:
-            yield name, (value,)
+    if request.task is not None:
+        yield "task", (request.task,)

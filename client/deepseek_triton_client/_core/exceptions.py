@@ -90,15 +90,13 @@ class ProtocolError(DeepseekTritonError):
     """The answer can't be understood: the server is no Triton or has another model, or a proxy changed the answer."""
 
 
-CONTEXT_LOST = "E_CONTEXT_LOST"
-
 BY_CODE: dict[str, type[DeepseekTritonError]] = {
     "E_INVALID_ARGUMENT": InvalidRequest,
     "E_UNSUPPORTED": InvalidRequest,
     "E_PROMPT_TOO_LONG": InvalidRequest,
     "E_OVERLOADED": Overloaded,
     "E_UNAVAILABLE": ServerUnavailable,
-    CONTEXT_LOST: ServerUnavailable,
+    "E_CONTEXT_LOST": ServerUnavailable,
     "E_CANCELLED": Cancelled,
     "E_INTERNAL": ServerError,
 }
@@ -112,11 +110,6 @@ _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
 # that loads, unloads or could not be loaded begin so too; another server may be able to answer then.
 _UNKNOWN_MODEL = "Request for unknown model"
 _NOT_LOADED = ("has no available versions", "is not at ready state")
-
-
-def is_unavailable(error: DeepseekTritonError) -> bool:
-    """Tell whether the server that sent or caused the error is unavailable; where a KV cache is lost, it is not."""
-    return isinstance(error, ServerUnavailable) and error.code != CONTEXT_LOST
 
 
 def error_from_server(

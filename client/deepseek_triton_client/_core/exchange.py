@@ -5,23 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from deepseek_triton_client._core.checked_request import Request
-from deepseek_triton_client._core.exceptions import Cancelled, DeadlineExceeded, DeepseekTritonError, is_unavailable
+from deepseek_triton_client._core.exceptions import Cancelled, DeadlineExceeded, DeepseekTritonError, ServerUnavailable
 from deepseek_triton_client._core.interfaces import ResponseStream, Watchdog
 from deepseek_triton_client._core.response_reader import ResponseReader
 from deepseek_triton_client._core.results import Answer, Chunk, Completion, PerfMetrics, TokenLogprobs
-
-
-class Answering(Protocol):
-    """The server that answers a request."""
-
-    @property
-    def url(self) -> str: ...
-
-    def failed(self) -> None:
-        """Note that the server is unavailable."""
+from deepseek_triton_client._core.server_group import ServerState
 
 
 class Exchange:
@@ -32,7 +22,7 @@ class Exchange:
         self,
         request: Request,
         *,
-        server: Answering,
+        server: ServerState,
         responses: ResponseStream,
         reader: ResponseReader,
         watchdog: Watchdog,
@@ -117,7 +107,7 @@ class Exchange:
             else:
                 await self.close()
                 self._raise_if_expired(exc)
-                if is_unavailable(exc):
+                if isinstance(exc, ServerUnavailable):
                     self._server.failed()
                 raise self._for_this_request(exc) from exc.__cause__
         self._watchdog.relax()

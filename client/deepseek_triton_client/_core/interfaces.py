@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -166,9 +166,6 @@ class Runtime(Protocol):
     def event(self) -> RuntimeEvent:
         """Return a new event."""
         ...
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, which raises nothing, beside all else."""
 
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog: ...
 

@@ -332,6 +332,5 @@ _SHARED_BY_ANSWERS = frozenset({"num_input_tokens", "num_cached_tokens", *_PERF}
 
 _OTHER_OUTPUTS = frozenset({*_COLUMNS, "output_ids", *_PERF})
 
-OUTPUT_NAMES = frozenset({"text_output", "model_info", "context_phase_params", *_OTHER_OUTPUTS})
-"""Names of all outputs that are read, here, by the tasks of `calls`, or by `joined_responses`. Others are ignored: a
-newer server may send more."""
+OUTPUT_NAMES = frozenset({"text_output", "model_info", *_OTHER_OUTPUTS})
+"""Names of all outputs that are read. Others are ignored: a newer server may send more."""

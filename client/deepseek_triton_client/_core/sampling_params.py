@@ -232,6 +232,8 @@ SAMPLING_BY_NAME = {field.name: field for field in SAMPLING_FIELDS}
 GUIDES = tuple(name for name in SAMPLING_BY_NAME if name.startswith("guided_"))
 """Fields that say what the text has to look like. Only one can be given."""
 
+JOINED_BY_GATEWAY = "deepseek-triton gateway --context-server URL joins context and generation servers"
+
 LEFT_OUT: dict[str, str] = {
     "stream": "use stream() or stream_chat()",
     "streaming": "use stream() or stream_chat()",
@@ -243,8 +245,8 @@ LEFT_OUT: dict[str, str] = {
     "text_input": "give the prompt as the first argument",
     "input_ids": "give the prompt as the first argument, as a list of ids",
     "messages": "use chat() or stream_chat()",
-    "request_type": "name the context servers in the client's context_urls",
-    "context_phase_params": "name the context servers in the client's context_urls",
+    "request_type": JOINED_BY_GATEWAY,
+    "context_phase_params": JOINED_BY_GATEWAY,
     "task": "use tokenize(), detokenize() or model_info()",
 }
 """Inputs of the wire contract that the client sets itself -> what a caller does instead. Besides them there is `stop`,

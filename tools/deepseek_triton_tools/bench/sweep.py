@@ -94,7 +94,7 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[LoadProgress], None]) -> It
             # Neighbouring seeds of a user mustn't share runs, as their sums with the position would.
             seed = int(np.random.SeedSequence((sweep.seed, position)).generate_state(1)[0])
             conversations = sweep.conversations(conversations_needed(point), seed)
-            with MetricsWatch(sweep.metrics_urls, own_urls=target.all_urls, token=target.token, tls=tls) as watch:
+            with MetricsWatch(sweep.metrics_urls, own_urls=target.urls, token=target.token, tls=tls) as watch:
                 measured = processes.run(target, point, conversations, seed=seed, on_progress=on_progress)
             yield SweepStep(
                 load=point,
@@ -115,7 +115,7 @@ def sweep_result(sweep: Sweep, steps: Sequence[SweepStep]) -> BenchResult:
     ]
     return BenchResult(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        urls=sweep.target.all_urls,
+        urls=sweep.target.urls,
         endpoint=sweep.target.endpoint,
         model=sweep.target.model,
         gpus=sweep.gpus,

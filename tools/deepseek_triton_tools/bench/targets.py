@@ -34,8 +34,6 @@ class TargetSettings:
 
     urls: tuple[str, ...]
     """Requests go to them in turn."""
-    context_urls: tuple[str, ...] = ()
-    """Servers of Triton's that compute the prompts; those of `urls` generate the answers then."""
     endpoint: Endpoint
     model: str
     model_version: str = ""
@@ -49,10 +47,6 @@ class TargetSettings:
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
-
-    @property
-    def all_urls(self) -> tuple[str, ...]:
-        return (*self.urls, *self.context_urls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +160,6 @@ def client_arguments(settings: TargetSettings) -> dict[str, Any]:
         "model_version": settings.model_version,
         "timeouts": Timeouts(total=settings.timeout_s, between_tokens=_STALLED_S),
         "retries": Retries(attempts=1),
-        "context_urls": settings.context_urls,
         "balance": "round_robin",
         "tls": Tls(ca=settings.ca, certificate=settings.certificate, key=settings.key),
         "token": settings.token,

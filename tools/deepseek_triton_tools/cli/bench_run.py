@@ -141,7 +141,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     source = _conversation_source(args, published, target, facts)
     if args.ignore_eos if args.ignore_eos is not None else published is not None or not source.is_text:
         target = replace(target, fields={"ignore_eos": True, **target.fields})
-    metrics_urls = args.metrics_url or usual_metrics_urls(target.all_urls, target.endpoint)
+    metrics_urls = args.metrics_url or usual_metrics_urls(target.urls, target.endpoint)
     return Sweep(
         target=target,
         points=published.loads(short=bool(simulation) and not args.full) if published else _points(args, source),
@@ -199,7 +199,6 @@ def _target(args: argparse.Namespace) -> TargetSettings:
         SamplingParams().merged(fields)  # refuses what is wrong before anything is sent
     target = TargetSettings(
         urls=tuple(args.urls),
-        context_urls=tuple(args.context_url),
         endpoint=endpoint,
         model=args.model,
         model_version=args.model_version,
