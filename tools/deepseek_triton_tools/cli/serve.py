@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_tritonserver, path, port_or_auto, seconds
@@ -24,6 +25,8 @@ _KILLED = (
     "tritonserver had not ended {} s after the stop and was killed; as long as a client keeps a gRPC stream open, "
     "Triton 2.51 doesn't end"
 )
+_PATIENCE_S = 15
+"""Seconds that the supervisor gives a server after the exit timeout, in which it unloads its models."""
 
 
 def add_options(verb: VerbParser) -> None:
@@ -40,77 +43,57 @@ def add_options(verb: VerbParser) -> None:
         verb.add_argument(f"--{name}-port", type=port_or_auto, default=default, metavar="PORT", help=help_text)
     verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; all: 0.0.0.0)")
     help_text = "seconds for open requests at a stop (default: 30)"
-    verb.add_argument("--exit-timeout", type=seconds, default=30, metavar="S", help=help_text)
+    dest = "exit_timeout_secs"
+    verb.add_argument("--exit-timeout", dest=dest, type=seconds, default=30, metavar="S", help=help_text)
     verb.add_argument("--log-file", type=path, metavar="FILE", help="write the server's whole log to FILE")
     verb.add_argument("--verbose", action="store_true", help="show the server's whole log")
 
 
 def _serve(args: argparse.Namespace) -> int:
-    options = ServeOptions(
-        repository=args.repository,
-        tritonserver=args.tritonserver,
-        http_port=args.http_port,
-        grpc_port=args.grpc_port,
-        metrics_port=args.metrics_port,
-        host=args.host,
-        exit_timeout_secs=args.exit_timeout,
-        log_file=args.log_file,
-        verbose=args.verbose,
-        server_args=tuple(args.server_args),
-    )
-    return serve(options)
+    args.server_args = tuple(args.server_args)
+    return serve(ServeOptions(**{field.name: getattr(args, field.name) for field in dataclasses.fields(ServeOptions)}))
 
 
 def serve(options: ServeOptions) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP, which are passed on to the server; a second signal kills it.
 
     Call it in the main thread. The server's address goes to stdout, everything else to stderr. Returns the server's
-    exit code as a shell has it: 128 + N for signal N. Raises ToolError when it can't be started, doesn't become ready,
-    or ends with an error without a stop.
+    exit code as a shell has it: 128 + N for signal N.
+
+    :raises ToolError: when it can't be started, doesn't become ready, or ends with an error without a stop.
     """
-    view = _View(options.verbose)
-    with ServerProcess(options, on_line=view.show) as server, _signals_forwarded(server):
+    is_ready = False
+
+    def show(text: str) -> None:
+        if options.verbose or (is_ready and is_worth_showing(text)):
+            print(text, file=sys.stderr, flush=True)
+
+    with ServerProcess(options, on_line=show) as server, _signals_forwarded(server):
         server.start()
-        with view.progress(server.models) as on_progress:
-            ready = server.wait_until_ready(on_progress)
-        if ready:
-            view.is_ready = True
+        line, names = StatusLine(), ", ".join(server.models)
+
+        def show_progress(progress: StartProgress) -> None:
+            if not options.verbose:
+                line.show(lambda: f"loading {names}, {clock(progress.elapsed_s)}  {progress.last_message}")
+
+        try:
+            is_ready = server.wait_until_ready(show_progress)
+        finally:
+            line.clear()
+        if is_ready:
             print(_ready_text(server), flush=True)
         code = server.wait()
-        if server.killed_after_s:
-            print(_KILLED.format(server.killed_after_s), file=sys.stderr)
+        if server.was_killed:
+            print(_KILLED.format(options.exit_timeout_secs + _PATIENCE_S), file=sys.stderr)
         if code and not server.stop_requested:
             raise server.failure()
         return code
 
 
-class _View:
-    """The part of the server's log that `serve` shows, and the progress of the load."""
-
-    def __init__(self, verbose: bool) -> None:
-        self.verbose = verbose
-        self.is_ready = False
-        """Warnings are shown from then on. Earlier ones are about a missing GPU; a failed start names its cause."""
-
-    def show(self, text: str) -> None:
-        line = parse_log_line(text)
-        if self.verbose or (self.is_ready and (line.level in ("W", "E", "F") or line.is_from_model)):
-            print(text, file=sys.stderr, flush=True)
-
-    @contextlib.contextmanager
-    def progress(self, models: list[str]) -> Iterator[Callable[[StartProgress], None]]:
-        """Yield what shows the progress of the load: nothing does beside the whole log."""
-        line = StatusLine()
-        names = ", ".join(models)
-
-        def show(progress: StartProgress) -> None:
-            if not self.verbose:
-                line.show(lambda: f"loading {names}, {clock(progress.elapsed_s)}  {progress.last_message}")
-
-        try:
-            yield show
-        finally:
-            line.clear()
+def is_worth_showing(text: str) -> bool:
+    """Whether a line of a server that is ready is for people. Earlier warnings are about a missing GPU."""
+    line = parse_log_line(text)
+    return line.level in ("W", "E", "F") or line.is_from_model
 
 
 def _ready_text(server: ServerProcess) -> str:

@@ -1,13 +1,12 @@
 """A tritonserver below the supervisor: start it, wait for it, stop it.
 
-The supervisor (supervise.py) reserves the ports, starts tritonserver, ends it when this process ends in whatever way,
-and leaves nothing of it behind. Here is what it does not know: where tritonserver is and what it needs, free ports, and
-what its log says.
+The supervisor (supervise.py) reserves the ports, starts tritonserver, says when its models are ready, kills it when a
+stop takes too long or when this process ends in whatever way, and leaves nothing of it behind. Here is what it does not
+know: where tritonserver is and what it needs, free ports, and what its log says.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import re
@@ -42,20 +41,18 @@ _PORT_CHOICE = 16384
 _TICK_S = 0.2
 _LOG_TAIL_LINES = 2000
 _ANSWER_S = 5.0
-"""Seconds for one answer of a server that loads."""
-_GRACE_S = 10
-"""Seconds to unload its models, which the server begins after the exit timeout, before it is killed."""
 _CLIENTS_LEAVE_S = 0.5
 """Seconds before a stop, for clients that just had their answers to disconnect. A SIGTERM in the moment in which a
 client disconnects can crash Triton 2.51; 0.2 s between the two were enough in every try (docs/tritonserver.md)."""
 _LAST_OUTPUT_S = 5
 """Seconds for the last output, and for the supervisor's guard where the supervisor itself was killed."""
-_LAUNCHES = 3
-"""Most starts of one server: it is started again when another program took an `auto` port during the load."""
+_TRIES = 3
 _END_NOW = signal.SIGUSR2
 """The supervisor's signal that ends everything at once."""
 _SUPERVISOR = "deepseek-triton: "
 """Beginning of the supervisor's own lines."""
+_KILLED = "did not end in time and was killed"
+"""The supervisor's words at the end of a stop that took longer than the exit timeout and 15 s."""
 
 _OWN_OPTIONS = {
     "--model-repository": "DIR",
@@ -124,33 +121,27 @@ class ServerProcess:
 
         :raises ToolError: when the folder or the arguments are wrong.
         """
-        for option in (argument.partition("=")[0] for argument in options.server_args):
-            if option in _OWN_OPTIONS:
-                own = _OWN_OPTIONS[option]
-                raise ToolError(f"{option} is set by serve itself: use serve's own {own}", exit_code=2)
+        self._arguments = {argument.partition("=")[0] for argument in options.server_args}
+        if own := sorted(self._arguments & _OWN_OPTIONS.keys()):
+            raise ToolError(f"{own[0]} is set by serve itself: use serve's own {_OWN_OPTIONS[own[0]]}", exit_code=2)
         self.options = options
         self.models = model_names(options.repository)
         self.loaded_models: list[str] = []
         """Those that could be called when the server became ready: all, unless the server was told to load fewer."""
         self.stop_requested = False
-        self.killed_after_s = 0
-        """Seconds after a stop at which the server was killed because it had not ended; 0 where that was not needed."""
         self.pid: int | None = None
         """The server's process; None when it was never started."""
         self._on_line = on_line
+        self._log: FileIO | None = None
         self._supervisor: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
-        self._is_started = threading.Event()
+        self._has_spoken = threading.Event()
+        self._is_ready = False
         # The reader threads append while others copy. Both are atomic in CPython.
         self._lines: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
-        self._supervisor_said: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
-        self._log_is_whole = True
+        self._last_words = ""
         self._hopeless = False
-        self._kill_at: float | None = None
-        self._patience_s = 0
         self._stop_signal = signal.SIGTERM
-        self._was_ready = False
-        self._launch = secrets.token_hex(4)
         self._links: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
@@ -208,9 +199,14 @@ class ServerProcess:
     def returncode(self) -> int | None:
         """The exit code, 128 + N for signal N. None while it runs, or if it never started."""
         code = self._supervisor.poll() if self._supervisor is not None else None
-        if code == 0 and self.stop_requested and not self._was_ready:
+        if code == 0 and self.stop_requested and not self._is_ready:
             return 128 + self._stop_signal  # tritonserver takes no orderly stop while it loads
         return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it had to be killed because a stop took too long."""
+        return self._last_words.startswith(_KILLED)
 
     @property
     def log_tail(self) -> list[str]:
@@ -223,46 +219,55 @@ class ServerProcess:
         :raises ToolError: when there is no tritonserver, a port is taken, or the log can't be written. Nothing runs.
         """
         installation = find_tritonserver(self.options.tritonserver)
-        options = self.options
+        ports = {name: getattr(self.options, f"{name}_port") for name in _ENDPOINTS}
         # Another program may take an `auto` port between its choice and its reservation.
-        for _ in range(_LAUNCHES if "auto" in (options.http_port, options.grpc_port, options.metrics_port) else 1):
-            self._choose_ports()
+        for _ in range(_TRIES if "auto" in ports.values() else 1):
+            chosen = dict(ports)
+            for name, port in ports.items():
+                chosen[name] = free_port(self.options.host, chosen.values()) if port == "auto" else port
+            self.http_port, self.grpc_port, self.metrics_port = chosen.values()
             self._launch_supervisor(installation)
             if self.pid is not None or self.stop_requested:
                 return
-            self._wait_for_end()
-        said = self._supervisor_said[-1] if self._supervisor_said else f"the supervisor ended with {self.returncode}"
-        raise PortError(
-            f"{said.removeprefix(_SUPERVISOR)} (--http-port, --grpc-port and --metrics-port also take auto)"
-        )
-
-    def _choose_ports(self) -> None:
-        ports = {name: getattr(self.options, f"{name}_port") for name in _ENDPOINTS}
-        for name, port in ports.items():
-            ports[name] = free_port(self.options.host, ports.values()) if port == "auto" else port
-        self.http_port, self.grpc_port, self.metrics_port = ports.values()
+            self.wait()
+        words = self._last_words or f"the supervisor ended with {self.returncode}"
+        if words.startswith("--"):
+            raise ToolError(words, exit_code=2)
+        raise PortError(f"{words} (--http-port, --grpc-port and --metrics-port also take auto)")
 
     def _launch_supervisor(self, installation: Installation) -> None:
         from deepseek_triton_build import version_dir  # not for `serve --help`
 
-        options = self.options
-        log = _open_log(options.log_file)
+        options, launch = self.options, secrets.token_hex(4)
+        ports = {name: getattr(self, f"{name}_port") for name in _ENDPOINTS}
         command = [
             *(sys.executable, "-S", str(version_dir() / "supervise.py"), "run"),
             *("--with-parent", str(os.getpid()), "--restart", "never", "--http-address", options.host),
-            *(word for name in _ENDPOINTS for word in (f"--{name}-port", str(getattr(self, f"{name}_port")))),
+            *(word for name, port in ports.items() for word in (f"--{name}-port", str(port))),
             *("--repository", str(options.repository), "--exit-timeout", str(options.exit_timeout_secs), "--"),
-            *(str(installation.binary), *installation.extra_args, *self._own_backends(installation)),
-            *(*self._arguments(), *options.server_args),
+            *(str(installation.binary), *installation.extra_args, *self._places(installation)),
+            *(f"--{name}-address={options.host}" for name in _ENDPOINTS),
+            *(f"--{name}-port={port}" for name, port in ports.items()),
+            f"--exit-timeout-secs={options.exit_timeout_secs}",
+            # A prefix for each launch: two servers share no region, and the supervisor removes what is left.
+            f"--backend-config=python,shm-region-prefix-name=deepseek_triton_{launch}_",
+            *(
+                f"{option}={_CLOSED_APIS}:closed={secrets.token_hex(16)}"
+                for option in _CLOSING_OPTIONS
+                if option not in self._arguments
+            ),
+            *options.server_args,
         ]
-        self._lines.clear()
-        self._supervisor_said.clear()
-        self._hopeless = self._was_ready = False
-        self._is_started.clear()
-        self.pid = None
+        if options.log_file is not None:
+            try:
+                # Without a buffer: closing it would write a line again that a full disk has refused.
+                self._log = options.log_file.open("ab", buffering=0)
+            except OSError as error:
+                raise ToolError(f"the log can't be written to {options.log_file}: {error.strerror}") from error
+        self._has_spoken.clear()
         self._supervisor = supervisor = subprocess.Popen(
             command,
-            env=os.environ | dict(installation.environment) | {"DEEPSEEK_TRITON_LAUNCH": self._launch},
+            env=os.environ | dict(installation.environment) | {"DEEPSEEK_TRITON_LAUNCH": launch},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -270,93 +275,59 @@ class ServerProcess:
             errors="replace",
             start_new_session=True,
         )
-        assert supervisor.stdout is not None
-        assert supervisor.stderr is not None
-        self._readers = [
-            threading.Thread(target=self._read, args=(supervisor.stdout, log), daemon=True),
-            threading.Thread(target=self._listen, args=(supervisor.stderr,), daemon=True),
-        ]
+        outputs = ((self._read, supervisor.stdout), (self._listen, supervisor.stderr))
+        self._readers = [threading.Thread(target=read, args=(output,), daemon=True) for read, output in outputs]
         for reader in self._readers:
             reader.start()
-        self._is_started.wait()
+        self._has_spoken.wait()
         if self.stop_requested:
             supervisor.terminate()  # the stop was requested before there was a process to signal
 
-    def _arguments(self) -> list[str]:
-        return [
-            f"--model-repository={self._path_without_blanks()}",
-            *(f"--{endpoint}-address={self.options.host}" for endpoint in _ENDPOINTS),
-            *(f"--{endpoint}-port={getattr(self, f'{endpoint}_port')}" for endpoint in _ENDPOINTS),
-            f"--exit-timeout-secs={self.options.exit_timeout_secs}",
-            # A prefix for each launch: two servers share no region, and the supervisor removes what is left.
-            f"--backend-config=python,shm-region-prefix-name=deepseek_triton_{self._launch}_",
-            *(
-                f"{option}={_CLOSED_APIS}:closed={secrets.token_hex(16)}"
-                for option in _CLOSING_OPTIONS
-                if not self._was_given(option)
-            ),
-        ]
-
-    def _path_without_blanks(self) -> Path:
-        """Return the repository, or a link to it. Triton hands its path to the Python stub through a shell, without
-        quotes: a stub whose path has a blank ends at its first look at it, and the server waits for ever (2.51)."""
+    def _places(self, installation: Installation) -> list[str]:
+        """Return the arguments for the repository, and for backends that lie in it (`build --backend-name`)."""
         repository = self.options.repository.absolute()
-        if not re.search(r"\s", str(repository)):
-            return repository
-        link = self._link_folder() / "repository"
-        link.symlink_to(repository)
-        return link
-
-    def _own_backends(self, installation: Installation) -> list[str]:
-        """Return the argument for the backends that lie in the models' folders (`build --backend-name`), if any do."""
-        own = [path.parent for path in self.options.repository.glob("*/backends/*/model.py")]
-        if not own:
-            return []
-        return [f"--backend-directory={installation.backend_directory(self._link_folder() / 'backends', own)}"]
-
-    def _link_folder(self) -> Path:
-        """Return a folder of this launch's own."""
-        if self._links is None:
-            self._links = tempfile.TemporaryDirectory(prefix="deepseek-triton-")
-        return Path(self._links.name)
+        self._links = links = tempfile.TemporaryDirectory(prefix="deepseek-triton-")
+        arguments = []
+        if own := [path.parent for path in repository.glob("*/backends/*/model.py")]:
+            folder = installation.backend_directory(Path(links.name, "backends"), own)
+            arguments.append(f"--backend-directory={folder}")
+        # Triton hands the path to the Python stub through a shell, without quotes: a stub whose path has a blank ends
+        # at its first look at it, and the server waits for ever (2.51).
+        if re.search(r"\s", str(repository)):
+            link = Path(links.name, "repository")
+            link.symlink_to(repository)
+            repository = link
+        return [*arguments, f"--model-repository={repository}"]
 
     def _listen(self, messages: TextIO) -> None:
         """Run the thread that reads what the supervisor says."""
         with messages:
             for line in messages:
-                self._supervisor_said.append(line.rstrip("\n"))
-                if match := re.fullmatch(rf"{_SUPERVISOR}started process (\d+)\n", line):
+                self._last_words = line.rstrip("\n").removeprefix(_SUPERVISOR)
+                if match := re.fullmatch(r"started process (\d+)", self._last_words):
                     self.pid = int(match[1])
-                    self._is_started.set()
-        self._is_started.set()
+                    self._has_spoken.set()
+                self._is_ready = self._is_ready or self._last_words.startswith("ready after ")
+        self._has_spoken.set()
 
-    def _read(self, output: TextIO, log: FileIO | None) -> None:
-        """Run the thread that reads the server's output."""
-        sinks: list[Callable[[str], object]] = [self._on_line] if self._on_line else []
-        with output, log or nullcontext():
-            if log:
-                sinks.append(functools.partial(self._write_log, log))
+    def _read(self, output: TextIO) -> None:
+        """Run the thread that reads the server's output. It never stops reading: the server would block on it."""
+        with output, self._log or nullcontext():
             for line in output:
-                self._accept(line.rstrip("\n"), sinks)
-
-    def _write_log(self, log: FileIO, line: str) -> None:
-        try:
-            log.write(f"{line}\n".encode())
-        except OSError as error:
-            self._log_is_whole = False
-            complain(f"deepseek-triton serve: the log in {self.options.log_file} ends: {error.strerror}")
-            raise
-
-    def _accept(self, line: str, sinks: list[Callable[[str], object]]) -> None:
-        self._lines.append(line)
-        self._hopeless = self._hopeless or HOPELESS in line
-        for sink in sinks.copy():
-            try:
-                sink(line)
-            except OSError as error:
-                # The disk is full or the terminal closed. Reading goes on: the server would block on unread output.
-                sinks.remove(sink)
-                self._lines.append(f"deepseek-triton: the log goes on without one of its readers: {error}")
+                text = line.rstrip("\n")
+                self._lines.append(text)
+                self._hopeless = self._hopeless or HOPELESS in text
+                try:
+                    if self._log is not None:
+                        self._log.write(f"{text}\n".encode())
+                except OSError as error:
+                    self._log = None
+                    complain(f"deepseek-triton serve: the log in {self.options.log_file} ends: {error.strerror}")
+                try:
+                    if self._on_line is not None:
+                        self._on_line(text)
+                except OSError:  # the terminal was closed
+                    self._on_line = None
 
     def wait_until_ready(self, on_progress: Callable[[StartProgress], None] | None = None) -> bool:
         """Wait until every model of the folder can be called. Returns False when a stop was requested before that.
@@ -366,107 +337,88 @@ class ServerProcess:
         :raises ServerFailedError: when the server ended or can't become ready. Nothing is left running.
         """
         began = time.monotonic()
-        launches = 1
-        while self.stop_requested or not self._answers():
+        while self.stop_requested or not (self._is_ready and self._has_metrics()):
             if on_progress:
                 on_progress(StartProgress(time.monotonic() - began, self._last_message()))
             if not self._has_ended(_TICK_S) and not self._hopeless:
                 continue
-            if self.stop_requested:
-                self._wait_for_end()
-                return False
-            if launches == _LAUNCHES or not self._lost_free_port():
+            if not self.stop_requested:
                 raise self.failure()
-            launches += 1
-            self.start()
-        self._was_ready = True
-        return True
-
-    def _answers(self) -> bool:
-        """Whether the server, every model and the metrics answer. The metrics are the last to come up."""
-        expected = {"ready", "loading"} if self._was_given("--model-control-mode") else {"ready"}
-        try:
-            states = {model: self._state(model) for model in self.models}
-            if not expected.issuperset(states.values()):
-                return False
-            self.loaded_models = [model for model, state in states.items() if state == "ready"]
-            if not self._was_given("--allow-metrics"):
-                with self._client(self.models[0]) as client:
-                    client.metrics()
-        except DeepseekTritonError:
+            self.wait()
             return False
+        self.loaded_models = [model for model in self.models if self._is_loaded(model)]
         return True
 
-    def _state(self, model: str) -> str:
-        with self._client(model) as client:
-            [readiness] = client.readiness()
-        return readiness.state
+    def _has_metrics(self) -> bool:
+        """Whether the metrics' port is open: the server opens it last."""
+        if "--allow-metrics" in self._arguments:
+            return True
+        with suppress(OSError):
+            socket.create_connection((self.address.strip("[]"), self.metrics_port), _ANSWER_S).close()
+            return True
+        return False
 
-    def _client(self, model: str) -> Client:
-        """A client for one look. No connection is kept after it: one that idles would hold up the server's exit."""
-        return Client(
-            self.http_url, model_name=model, metrics_url=self.metrics_url, timeouts=Timeouts(connect=_ANSWER_S)
-        )
-
-    def _was_given(self, option: str) -> bool:
-        return any(argument.partition("=")[0] == option for argument in self.options.server_args)
+    def _is_loaded(self, model: str) -> bool:
+        if "--model-control-mode" not in self._arguments:
+            return True
+        with (
+            suppress(DeepseekTritonError),
+            # No connection is kept: one that idles would hold up the server's exit.
+            Client(self.http_url, model_name=model, timeouts=Timeouts(connect=_ANSWER_S)) as client,
+        ):
+            return client.readiness()[0].state == "ready"
+        return False
 
     def _last_message(self) -> str:
         parsed = map(parse_log_line, reversed(self.log_tail))
         return next((line.message for line in parsed if line.message and not line.is_table), "")
-
-    def _lost_free_port(self) -> bool:
-        """Whether the server ended because another program took an `auto` port after we had chosen it."""
-        options = self.options
-        given = {options.http_port, options.grpc_port, options.metrics_port}
-        taken = re.search(r"Socket '\S+:(\d+)' already in use", "\n".join(self.log_tail))
-        return taken is not None and int(taken[1]) not in given
 
     def failure(self) -> ServerFailedError:
         """The error for a server that ended without being asked to, and where to read more."""
         if self._hopeless and self._supervisor is not None:
             self._supervisor.send_signal(_END_NOW)
         code = self.wait()
+        cause = failure_cause(self.log_tail)
         if self._hopeless:
-            cause, code = failure_cause(self.log_tail), 1
+            code = 1
         elif code > 128 and (reason := dead_engine(self.log_tail)):
             cause = f"the engine died and the backend ended tritonserver, as on_fatal says: {reason}"
         elif code > 128:
             hint = "; was memory short?" if code == 128 + signal.SIGKILL else ""
             cause = f"tritonserver was ended by signal {code - 128}{hint}"
-        else:
-            cause = failure_cause(self.log_tail)
-        return ServerFailedError(f"{cause.rstrip('.')}{self._where_to_read_more()}", exit_code=code or 1)
+        where = "" if self.options.verbose else f" ({self._where_the_log_is()})"
+        return ServerFailedError(f"{cause.rstrip('.')}{where}", exit_code=code or 1)
 
-    def _where_to_read_more(self) -> str:
-        if self.options.verbose:
-            return ""
-        path = self.options.log_file if self._log_is_whole else None
-        if path is None:
-            # After a load of an hour nobody wants to hear that --log-file would have helped, so the log is kept anyway.
-            try:
-                descriptor, name = tempfile.mkstemp(prefix="deepseek-triton-server-", suffix=".log")
-                path = Path(name)
-                with open(descriptor, "w", encoding="utf-8") as file:
-                    file.writelines(f"{line}\n" for line in self.log_tail)
-            except OSError as error:  # the cause matters more
-                return f" (the server's log can't be kept: {error.strerror})"
-        return f" (the server's log: {path})"
+    def _where_the_log_is(self) -> str:
+        """After a load of an hour nobody wants to hear that --log-file would have helped, so the log is kept anyway."""
+        if self._log is not None:
+            return f"the server's log: {self.options.log_file}"
+        try:
+            descriptor, name = tempfile.mkstemp(prefix="deepseek-triton-server-", suffix=".log")
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in self.log_tail)
+        except OSError as error:  # the cause matters more
+            return f"the server's log can't be kept: {error.strerror}"
+        return f"the server's log: {name}"
 
     def request_stop(self, signum: int = signal.SIGTERM) -> None:
-        """Ask the server to end, and return at once. It is killed when its time has run out, or by a second call. This
-        is the only method for signal handlers. `wait` and `wait_until_ready` do the killing."""
+        """Ask the server to end, and return at once. A second call kills it. This is the only method for signal
+        handlers."""
         is_repeated, self.stop_requested = self.stop_requested, True
-        self._patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
-        self._kill_at = time.monotonic() + self._patience_s
-        if self._supervisor is not None and not is_repeated:
-            self._stop_signal = signal.Signals(signum)
-            self._supervisor.send_signal(signum)
+        if self._supervisor is not None:
+            self._stop_signal = self._stop_signal if is_repeated else signal.Signals(signum)
+            self._supervisor.send_signal(_END_NOW if is_repeated else signum)
 
     def wait(self) -> int:
         """Block until the server has ended and nothing of it is left. Returns its exit code; 128 + N for signal N."""
         assert self._supervisor is not None, "it was never started"
-        self._wait_for_end()
+        while not self._has_ended(_TICK_S):
+            pass
+        # Where the supervisor was killed, its guard keeps the pipes open until it has ended everything.
+        for reader in self._readers:
+            reader.join(_LAST_OUTPUT_S)
+        if self._links is not None:
+            self._links.cleanup()
         code = self.returncode
         assert code is not None
         return code
@@ -482,25 +434,11 @@ class ServerProcess:
         self.wait()
 
     def _has_ended(self, within_s: float) -> bool:
-        """Wait for the end of a supervisor that was started; kill everything when a stop has taken too long."""
         if self._supervisor is None:
             return True
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            self.killed_after_s, self._kill_at = self._patience_s, None
-            self._supervisor.send_signal(_END_NOW)
         with suppress(subprocess.TimeoutExpired):
             self._supervisor.wait(within_s)
         return self._supervisor.returncode is not None
-
-    def _wait_for_end(self) -> None:
-        """Wait for the supervisor, its last output and, where it was killed, its guard, which keeps the pipes open."""
-        while not self._has_ended(_TICK_S):
-            pass
-        for reader in self._readers:
-            reader.join(_LAST_OUTPUT_S)
-        if self._links is not None:
-            self._links.cleanup()
-            self._links = None
 
 
 def free_port(host: str, others: Collection[object] = ()) -> int:
@@ -524,35 +462,22 @@ def free_port(host: str, others: Collection[object] = ()) -> int:
 
 
 def model_names(repository: Path) -> list[str]:
-    """Return the names of the models in the folder, sorted. Raises RepositoryError when there is none."""
-    try:
-        folders = sorted(repository.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        raise RepositoryError(
-            f"there is no folder {repository}: `deepseek-triton build` writes a model repository"
-        ) from None
-    except OSError as error:
-        raise RepositoryError(f"{repository} can't be read: {error.strerror}") from error
+    """Return the names of the models in the folder, sorted.
+
+    :raises RepositoryError: when there is none.
+    """
     if os.path.isfile(repository / "config.pbtxt"):
         raise RepositoryError(f"{repository} is a model, not a model repository: give the folder above it")
-    models, closed = [], ""
-    for folder in folders:
-        try:
-            if (folder / "config.pbtxt").is_file():
-                models.append(folder.name)
-        except OSError as error:
-            closed += f"; {folder} can't be read: {error.strerror}"
+    try:
+        models = sorted(name for name in os.listdir(repository) if os.path.isfile(repository / name / "config.pbtxt"))
+    except OSError as error:
+        why = f"{repository} can't be read: {error.strerror}"
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            why = f"there is no folder {repository}: `deepseek-triton build` writes a model repository"
+        raise RepositoryError(why) from error
     if not models:
         raise RepositoryError(
-            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt"
-            + (closed or "; `deepseek-triton build` writes one")
+            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt that this user can read; "
+            "`deepseek-triton build` writes one"
         )
     return models
-
-
-def _open_log(path: Path | None) -> FileIO | None:
-    """Open the log without a buffer, so that closing it doesn't write a line again that a full disk has refused."""
-    try:
-        return path.open("ab", buffering=0) if path else None
-    except OSError as error:
-        raise ToolError(f"the log can't be written to {path}: {error.strerror}") from error
