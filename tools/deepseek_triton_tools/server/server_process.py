@@ -239,6 +239,12 @@ class ServerProcess:
         from deepseek_triton_build import version_dir  # not for `serve --help`
 
         options, launch = self.options, secrets.token_hex(4)
+        if options.log_file is not None:
+            try:
+                # Without a buffer: closing it would write a line again that a full disk has refused.
+                self._log = options.log_file.open("ab", buffering=0)
+            except OSError as error:
+                raise ToolError(f"the log can't be written to {options.log_file}: {error.strerror}") from error
         ports = {name: getattr(self, f"{name}_port") for name in _ENDPOINTS}
         command = [
             *(sys.executable, "-S", str(version_dir() / "supervise.py"), "run"),
@@ -258,12 +264,6 @@ class ServerProcess:
             ),
             *options.server_args,
         ]
-        if options.log_file is not None:
-            try:
-                # Without a buffer: closing it would write a line again that a full disk has refused.
-                self._log = options.log_file.open("ab", buffering=0)
-            except OSError as error:
-                raise ToolError(f"the log can't be written to {options.log_file}: {error.strerror}") from error
         self._has_spoken.clear()
         self._supervisor = supervisor = subprocess.Popen(
             command,
