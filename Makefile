@@ -137,12 +137,12 @@ $(DEMO): pyproject.toml
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing what the demo needs into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 125 --editable '.[demo]'
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log --editable '.[demo]'
 	@touch $@
 
 $(INSTALLED): $(DEMO)
 	@echo "installing what the tests need into $(VENV)"
-	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 100 --editable '.[demo,tracing]' --group dev
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log --editable '.[demo,tracing]' --group dev
 	@touch $@
 
 # numpy's own pin (below 2) holds in one pip for all; what asks for another torch or numpy is installed alone.
@@ -150,9 +150,9 @@ $(VLLM_INSTALLED): pyproject.toml
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing vLLM and what its tests need into $(VLLM_VENV)"
 	@$(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log 320 --editable '.[demo]' --group vllm
-	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log 305 --no-deps --group vllm-alone
-	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log 1 --no-deps --editable tests/with_vllm/without_gpu
+	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --editable '.[demo]' --group vllm
+	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --no-deps --group vllm-alone
+	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --no-deps --editable tests/with_vllm/without_gpu
 	@touch $@
 
 # The servers run from .venv: here are only the clients, and ours to compare with.
@@ -160,13 +160,13 @@ $(CLIENTS_INSTALLED): pyproject.toml
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing the clients that ask the gateway into $(CLIENTS_VENV)"
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
-	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log 290 --editable . --group conformance
-	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log 45 --no-deps --group conformance-alone
+	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log --editable . --group conformance
+	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log --no-deps --group conformance-alone
 	@touch $@
 
 # Only Python 3.11 to 3.13 has it.
 $(PACES_INSTALLED): pyproject.toml
 	@echo "installing AIConfigurator's tables into $(PACES_VENV)"
 	@$(PYTHON) -m venv $(PACES_VENV)
-	@$(PACES_BIN)/python $(HOST)/pip_install.py $(PACES_VENV)/pip.log 170 --group aiconfigurator
+	@$(PACES_BIN)/python $(HOST)/pip_install.py $(PACES_VENV)/pip.log --group aiconfigurator
 	@touch $@

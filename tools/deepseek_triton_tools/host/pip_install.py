@@ -1,8 +1,7 @@
-"""Runs pip for the Makefile: shows how far it is, and says in one line why it failed.
+"""Runs pip for the Makefile: shows what it does, and says in one line why it failed.
 
-Run as `python pip_install.py LOG MEGABYTES ARGUMENT...`, with the Python of the new environment. The ARGUMENTs are
-those of `pip install`, MEGABYTES is about what they download into a new environment. pip's own output goes to LOG. A
-terminal gets one line that changes, a file a line every five seconds.
+Run as `python pip_install.py LOG ARGUMENT...`, with the Python of the new environment. The ARGUMENTs are those of
+`pip install`. pip's own output goes to LOG. A terminal gets one line that changes, a file a line every five seconds.
 """
 
 from __future__ import annotations
@@ -16,14 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+# Dependency groups need 25.1.
 _UPGRADE = ("pip>=25.1",)
-"""Dependency groups need 25.1, `--progress-bar raw` 24.1."""
-
-_FILE = re.compile(r"^ *(?:Downloading|Using cached) (\S+)(?<!\.metadata) \(([\d.]+) (bytes|kB|MB|GB)\)$", re.MULTILINE)
-_FETCHED = re.compile(r"^Progress (\d+) of (\d+)$", re.MULTILINE)
-_PACKAGES = re.compile(r"^Installing collected packages: (.+)$", re.MULTILINE)
-_MEGABYTES = {"bytes": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
-
 _UNREACHABLE = "the package index can't be reached ({0}); PIP_INDEX_URL names another, https_proxy a proxy"
 _CAUSES = (
     (r"(No space left on device|Disk quota exceeded)", "{0}: make room, or let TMPDIR name another folder"),
@@ -49,34 +42,6 @@ def failure(output: str) -> str:
     return (errors or lines or ["no output"])[-1]
 
 
-def progress(output: str, expected_mb: int) -> str:
-    """Say how far pip is, by its output."""
-    if _PACKAGES.search(output):
-        return _summary("installing", output)
-    files = list(_FILE.finditer(output))
-    if not files:
-        return "asking the package index"
-    name = "-".join(files[-1][1].split("-")[:2])
-    return f"{_megabytes(output):.0f} of about {expected_mb} MB: {name}, {files[-1][2]} {files[-1][3]}"
-
-
-def _summary(verb: str, output: str) -> str:
-    packages = _PACKAGES.search(output)
-    if packages is None:
-        return "nothing to install"
-    count = packages[1].count(",") + 1
-    return f"{verb} {count} {'package' if count == 1 else 'packages'}, {_megabytes(output):.0f} MB"
-
-
-def _megabytes(output: str) -> float:
-    """Size of the files that pip has, whether they came from the index or from its cache. pip rounds each size."""
-    files = list(_FILE.finditer(output))
-    size = sum(float(file[2]) * _MEGABYTES[file[3]] for file in files)
-    # Files of less than 500 kB have no progress; that of the last file stands below its name.
-    fetched = list(_FETCHED.finditer(output, files[-1].end())) if files else []
-    return size - (int(fetched[-1][2]) - int(fetched[-1][1])) / 1e6 if fetched else size
-
-
 def _show(started_s: float, text: str) -> None:
     line = f"{time.monotonic() - started_s:4.0f} s  {text}"
     if sys.stdout.isatty():
@@ -86,32 +51,29 @@ def _show(started_s: float, text: str) -> None:
         print(line, flush=True)
 
 
-def _pip_install(arguments: Sequence[str], log: Path, started_s: float, expected_mb: int) -> int:
+def _pip_install(arguments: Sequence[str], log: Path, started_s: float) -> int:
     """Return pip's exit status."""
     # Without --no-compile pip also compiles the modules that nothing imports: 55 MB for the demo.
-    command = (sys.executable, "-m", "pip", "install", "--no-compile", *arguments)
-    interval_s = 0.2 if sys.stdout.isatty() else 5
+    command = (sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off", *arguments)
     with log.open("w") as output:
-        pip = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-        with pip:
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen(command, stdout=output, stderr=output, env=environment) as pip:
             while True:
                 try:
-                    return pip.wait(interval_s)
+                    return pip.wait(0.2 if sys.stdout.isatty() else 5)
                 except subprocess.TimeoutExpired:
-                    _show(started_s, progress(log.read_text(errors="replace"), expected_mb))
+                    lines = log.read_text(errors="replace").split("\n")[:-1]
+                    _show(started_s, lines[-1].strip() if lines else "pip begins")
 
 
 def main() -> int:
-    log, expected_mb, arguments = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    started_s = time.monotonic()
-    steps = (_UPGRADE, ("--progress-bar", "raw", *arguments))
-    failed = any(_pip_install(step, log, started_s, expected_mb) for step in steps)
-    output = log.read_text(errors="replace")
-    _show(started_s, "pip failed" if failed else _summary("installed", output))
+    log, arguments, started_s = Path(sys.argv[1]), sys.argv[2:], time.monotonic()
+    failed = any(_pip_install(step, log, started_s) for step in (_UPGRADE, arguments))
+    _show(started_s, "pip failed" if failed else "installed")
     if sys.stdout.isatty():
         print()
     if failed:
-        print(f"pip failed: {failure(output)} (its output: {log})", file=sys.stderr)
+        print(f"pip failed: {failure(log.read_text(errors='replace'))} (its output: {log})", file=sys.stderr)
     return 1 if failed else 0
 
 
