@@ -129,3 +129,8 @@ def test_strange_names_and_endless_layers(tmp_path, info):
 
     assert {part["part"]: part["tensors"] for part in entry["parts"]} == {"head": 1, "other": 3}
     assert any("10000000000 layers, of which 9999999999 are not stored" in problem for problem in entry["problems"])
+
+
+def test_a_form_that_is_gone_is_answered_with_what_to_use_instead(refused):
+    assert "deepseek-triton eval" in refused("compare", TINY, TINY, code=2)
+    assert "expected download, verify," in refused("--json", code=2)

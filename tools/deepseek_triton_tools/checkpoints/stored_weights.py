@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from deepseek_triton_build.text import safe_name
-from deepseek_triton_tools.checkpoints.number_formats import (
-    BLOCK,
-    GROUP,
-    Floats,
-    dequantize_blocks,
-    dequantize_groups,
-    float32_of,
-)
+from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP, Floats
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -52,18 +45,8 @@ class StoredWeight:
     def num_bytes(self) -> int:
         return sum(tensor.num_bytes for tensor in self.tensors)
 
-    def read(self, begin: int = 0, end: int | None = None) -> Floats:
-        """Return all numbers, or those of some rows; `begin` is a multiple of 128.
-
-        :raises CheckpointError: when they can't be read.
-        """
-        stored, scales = self.stored.read(begin, end), self.read_scales(begin, end)
-        if scales is None:
-            return float32_of(stored)
-        return (dequantize_groups if self.format == "int4" else dequantize_blocks)(stored, scales)
-
     def read_scales(self, begin: int = 0, end: int | None = None) -> Floats | None:
-        """Return the scales of some rows as they are stored; None where there are none."""
+        """Return the scales of some rows as they are stored; None without any. `begin` is a multiple of 128."""
         if self.scales is None:
             return None
         if self.format == "int4":

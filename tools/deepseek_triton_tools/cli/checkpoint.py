@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from importlib.util import find_spec
 from pathlib import Path
 
 from deepseek_triton_tools.cli.checkpoint_download import add_download_form
@@ -25,10 +23,9 @@ from deepseek_triton_tools.cli.parsing import (
     words,
 )
 from deepseek_triton_tools.host.units import part_of, sized
-from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.status_line import StatusLine
-from deepseek_triton_tools.tool_errors import CheckpointError, InstallationError, ToolError
+from deepseek_triton_tools.tool_errors import CheckpointError, InstallationError
 
 _PLAIN_S = 15.0
 _MOST_JOBS = 8
@@ -36,6 +33,7 @@ _CUT_DOCUMENT = "deepseek-triton/checkpoint-cut/1"
 
 
 def add_options(verb: VerbParser) -> None:
+    verb.form_first = _form_first
     forms = verb.add_forms(
         "FORM",
         "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",
@@ -43,8 +41,17 @@ def add_options(verb: VerbParser) -> None:
         "--output /models/DeepSeek-R1-W4AFP8",
         notes="docs/checkpoints.md has more.",
     )
-    for add in (add_download_form, _add_verify, _add_info, add_quantize_form, _add_calibrate, _add_compare, _add_cut):
+    for add in (add_download_form, _add_verify, _add_info, add_quantize_form, _add_calibrate, _add_cut):
         add(forms)
+
+
+def _form_first(words: list[str]) -> str:
+    if words[0] == "compare":
+        return (
+            "checkpoint compare is gone: deepseek-triton eval asks a server of each checkpoint the same questions, and "
+            "checkpoint verify finds damage"
+        )
+    return "expected download, verify, info, quantize, calibrate or cut first, as in checkpoint info DIR"
 
 
 def _add_verify(forms: Verbs) -> None:
@@ -169,76 +176,6 @@ def _calibrate(args: argparse.Namespace) -> int:
         run_instead(["bash", "-c", text, "calibrate"])
     with to_reader():
         print(text, end="")
-    return 0
-
-
-def _add_compare(forms: Verbs) -> None:
-    verb = add_verb(
-        forms, "compare", "show what another precision has changed: each weight's error, and the experts' output"
-    )
-    verb.runs(
-        _compare,
-        "deepseek-triton checkpoint compare /models/DeepSeek-R1 /models/DeepSeek-R1-W4AFP8 --sample 24",
-        "deepseek-triton checkpoint compare DeepSeek-R1 DeepSeek-R1-bf16 --layers 3,58-60 --report error.html",
-        notes="FP8 in blocks, INT4 in groups, bfloat16 and float32 are compared as the numbers that they stand for.\n"
-        "docs/checkpoints.md says what the figures mean.",
-    )
-    option(verb, "source SOURCE", "folder of the checkpoint that counts as right", path)
-    option(verb, "other OTHER", "folder of the checkpoint that was made of it", path)
-    option(verb, "--layers LIST", "only these layers, such as 3,58-60 (default: everything)", _layers)
-    what = "only N weights of each part, and of each layer's experts, evenly spaced (default: all)"
-    option(verb, "--sample N", what, positive)
-    option(verb, "--workers N", "processes (default: one a core)", positive)
-    option(verb, "--report FILE", "write a page with pictures, which needs no network", path)
-    add_json(verb, "docs/checkpoints.md")
-
-
-def _layers(text: str) -> frozenset[int]:
-    """Read a list of layers: "3,58-60"."""
-    layers: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part.strip(), re.ASCII)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise argparse.ArgumentTypeError(f"expected layers such as 3,58-60, got {text!r:.100}")
-        layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(layers)
-
-
-def _compare(args: argparse.Namespace) -> int:
-    require_numbers("compare")
-    if args.report is not None and find_spec("plotly") is None:
-        raise InstallationError(f"--report needs plotly: {install_extra('bench')}")
-    if args.report is not None and not (
-        args.report.parent.is_dir() and not args.report.is_dir() and os.access(args.report.parent, os.W_OK | os.X_OK)
-    ):
-        raise ToolError(
-            f"--report: expected a file in a folder that can be written, found {args.report}; name another", exit_code=2
-        )
-    from deepseek_triton_tools.checkpoints.comparison_view import (
-        comparison_document,
-        show_comparison,
-        write_comparison,
-    )
-    from deepseek_triton_tools.checkpoints.weight_comparison import compare
-
-    status = StatusLine()
-    comparison = compare(
-        args.source,
-        args.other,
-        layers=args.layers,
-        sample=args.sample,
-        workers=args.workers or len(os.sched_getaffinity(0)),
-        on_progress=lambda done, total: status.show(lambda: f"compared {done:,} of {total:,} weights and layers"),
-    )
-    status.clear()
-    with to_reader():
-        if args.json:
-            print_json(comparison_document(comparison, args.source, args.other))
-        else:
-            show_comparison(comparison)
-    # After the figures, which would be lost when this fails.
-    if args.report is not None:
-        write_comparison(args.report, comparison, args.source, args.other)
     return 0
 
 
