@@ -13,7 +13,7 @@ from deepseek_triton_client._core.exceptions import BY_CODE
 from deepseek_triton_client._core.response_reader import OUTPUT_NAMES
 from deepseek_triton_client._core.sampling_params import LEFT_OUT, SAMPLING_FIELDS
 from deepseek_triton_client._http.http_errors import status_error
-from deepseek_triton_tools.warming import server_rounds
+from deepseek_triton_tools.warming import server
 from support.contract_metadata import METADATA, on_the_wire
 
 BY_TENSOR = {field.tensor_name: field for field in SAMPLING_FIELDS}
@@ -83,5 +83,4 @@ def test_configuration_backend_and_generator_know_the_same_engines():
 
 
 def test_the_backends_warm_up_and_that_of_the_command_send_the_same_and_mean_the_same_by_steady():
-    ours = engine_warmup._MANY_IDS, engine_warmup._FEW_IDS, engine_warmup.STEADY
-    assert ours == (server_rounds._MANY_IDS, server_rounds._FEW_IDS, server_rounds._STEADY)
+    assert (engine_warmup._FEW_IDS, engine_warmup.STEADY) == (server._IDS, server._STEADY)

@@ -61,8 +61,7 @@ def test_the_twin_is_warmed_with_as_many_tokens_as_planned(
     assert {shapes[1, 200_000]["status"], shapes[2, 200_000]["status"]} == {"left out"}
     sent = sum(each["num_requests"] for key in ((1, 64), (2, 64)) for each in shapes[key]["rounds"])
     assert sent >= 2 * (1 + 2)
-    assert all(each["num_refused"] == 0 and each["step_s"] > 0 for each in shapes[2, 64]["rounds"])
-    assert list(done.document["load_s"]) == ["load"]
+    assert all(each["num_refused"] == 0 and each["answer_s"] > 0 for each in shapes[2, 64]["rounds"])
     assert before + sent <= served("requests_accepted_total") + 3 * 4  # counted a moment later
 
 
@@ -98,7 +97,7 @@ def test_a_repository_says_the_shapes(trtllm_server: ServerProcess, trtllm_repos
     planned = warm(
         trtllm_server, repository=trtllm_repository, batch_sizes=(1,), max_rounds=1, max_tokens=2, limit_s=120
     ).document
-    assert "--batch-sizes; the lengths: " in planned["shapes_from"]
+    assert "--batch-sizes" in planned["shapes_from"]
     assert str(trtllm_repository) in planned["shapes_from"]
     assert len(planned["shapes"]) > 2
     assert {shape["status"] for shape in planned["shapes"]} <= {"not steady", "left out", "not reached"}
@@ -150,5 +149,4 @@ def test_models_of_others_are_warmed_with_words(others: ServerProcess, warm: Any
     done = warm(others, scheme, model=model, batch_sizes=(2,), input_lengths=(16,), max_tokens=8, max_rounds=2)
     [shape] = done.document["shapes"]
     assert done.code in DONE
-    assert done.document["load_s"] == {}
     assert [each["num_requests"] for each in shape["rounds"]] == [2, 2]

@@ -235,16 +235,3 @@ async def _refuse_missing(client: AsyncClient, waiting: Waiting) -> None:
         if waiting.is_loading and (why := await missing_model(client)):
             raise ServerFailedError(why)
         await asyncio.sleep(_MISSING_PERIOD_S)
-
-
-async def load_phases(client: AsyncClient, model_name: str) -> dict[str, float]:
-    """Return the seconds of each phase of the load, as the backend publishes them; empty for another backend."""
-    try:
-        metrics = await client.metrics()
-    except DeepseekTritonError:
-        return {}  # the metrics can't be read, or aren't Triton's; the warm-up doesn't need them
-    return {
-        sample.labels["phase"]: sample.value
-        for sample in metrics.samples
-        if sample.name == "deepseek_triton_load_duration_seconds" and sample.labels.get("model") == model_name
-    }

@@ -1,50 +1,69 @@
-"""`deepseek-triton warm server`: a server that is warm before its first user.
+"""`deepseek-triton warm server`: rounds of requests in each shape that users will send, until their times are steady.
 
-It waits for the server, then sends rounds of requests in each shape that users will send, until the answers take a
-steady time. Whatever is compiled, captured or tuned on first use has been by then. The server may have users already,
-so no more requests are open than one shape has, and a server that is full gets fewer requests.
+A shape is a number of requests at once and of prompt tokens. Whatever is compiled, captured or tuned on first use has
+been by then. The server may have users already, so no more requests are open than one shape has, and a server that is
+full gets fewer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import statistics
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Literal
 
-from deepseek_triton_client import AsyncClient, ProtocolError, Retries
+import yaml
+
+from deepseek_triton_build.arithmetic import shapes_for_llm_args
+from deepseek_triton_build.text import parse_yaml
+from deepseek_triton_client import (
+    AsyncClient,
+    Cancelled,
+    DeadlineExceeded,
+    DeepseekTritonError,
+    InvalidRequest,
+    ModelMetadata,
+    ModelNotFound,
+    Overloaded,
+    ProtocolError,
+    Retries,
+    ServerError,
+    Timeouts,
+)
 from deepseek_triton_tools.host.processes import allow_open_files
 from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
 from deepseek_triton_tools.host.stop_signals import Stop
-from deepseek_triton_tools.server.waiting import LogFollower, Waiting, load_phases, wait_for_server
+from deepseek_triton_tools.host.units import about
+from deepseek_triton_tools.server.waiting import LogFollower, Waiting, wait_for_server
 from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
-from deepseek_triton_tools.tool_errors import ServerFailedError, ToolError
-from deepseek_triton_tools.warming.server_rounds import (
-    Round,
-    Rounds,
-    ServerFailure,
-    Shape,
-    ShapeResult,
-    planned_shapes,
-    request_styles,
-)
+from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
 
 SCHEMA = "deepseek-triton/warm-server/1"
-_NOT_STEADY = 3
-_PLAIN_PROGRESS_S = 10.0
+MODEST_SHAPES = tuple((size, length) for length, size in product((128, 1024), (1, 4, 8)))
+"""Shapes that every server takes, and that leave room for other users."""
+MOST_OVER_HTTP = 256
+"""Requests at once. Triton 2.51's HTTP front end tears streams when some 600 end at once (docs/tritonserver.md)."""
+_STEADY = 0.1
+"""The share by which two rounds may differ and count as equal, as in the backend's own engine_warmup.py."""
+_UNNOTICED_S = 0.02
+"""A difference that no user notices, though it may be a large share of a very short time."""
+_PAUSE_S = 1.0
+"""After the server has refused requests as too many: other users need the room."""
+_LONGEST_ROUND_S = 86_400.0
+"""The client accepts no limit of more than some weeks."""
 _SPARE_FILES = 64
 """Files that are open beside the connections of the requests."""
-# The metrics of a server on one of these ports are on port 8002; for other ports the metrics port is unknown.
-_USUAL_PORTS = (8000, 8001)
-_PORTS_FIX = (
-    "give its HTTP port (8000 as a rule) as http://, or its gRPC port (8001) as grpc://; 8002 has the metrics alone"
-)
+_IDS = range(3, 256)
+"""Token ids of plain text: every vocabulary that encodes bytes has at least these."""
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
+"""Each is one token, with the space before it, in any vocabulary made from English text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +75,7 @@ class ServerWarmOptions:
     repository: Path | None = None
     """The server's model repository, whose model.yaml gives the shapes."""
     batch_sizes: tuple[int, ...] | None = None
-    """Numbers of requests at once, instead of the repository's."""
     input_lengths: tuple[int, ...] | None = None
-    """Numbers of prompt tokens, instead of the repository's."""
     max_tokens: int = 16
     """Tokens of each answer."""
     wait_s: float | None = 7200.0
@@ -70,10 +87,43 @@ class ServerWarmOptions:
     log: Path | None = None
     """The server's log, as `serve --log-file` writes it: for the progress of the load, and the cause of a failure."""
     metrics_url: str | None = None
-    """None: port 8002 of a server on its usual ports."""
     ready_file: Path | None = None
     """Written at the end, with the document that --json prints. A file of an earlier run is removed at the start."""
     as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_requests: int
+    """Requests that are open at once."""
+    num_input_tokens: int
+    """Prompt tokens of each request."""
+
+    def __str__(self) -> str:
+        return f"{self.num_requests} x {self.num_input_tokens:,} prompt tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """The measurements of one round. Each time is the median over the answers."""
+
+    num_requests: int
+    """Requests that were answered."""
+    num_refused: int
+    """Requests that the server refused as too many."""
+    ttft_s: float
+    answer_s: float
+    """Time of a whole answer, from sending the request to the last token."""
+
+
+@dataclass(kw_only=True)
+class ShapeResult:
+    shape: Shape
+    status: Literal["steady", "not steady", "left out", "not reached"]
+    """not reached: the time limit was over before its first round had ended."""
+    reason: str = ""
+    """The reason why the shape is not steady or was left out, in one line."""
+    rounds: list[Round] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -86,14 +136,12 @@ class ServerWarmResult:
     """Seconds until the server was ready."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """Phase of the wait -> its seconds, as seen from here."""
-    load_s: Mapping[str, float] = field(default_factory=dict)
-    """Phase of the load -> its seconds, as the server itself measured them; empty where it does not publish them."""
     shapes_from: str = ""
-    results: list[ShapeResult] = field(default_factory=list)
-    """Of the shapes that are finished."""
     warmed_s: float = 0.0
     """Seconds from the server's readiness to the end of the last round."""
     was_stopped: bool = False
+    results: list[ShapeResult] = field(default_factory=list)
+    """Of the shapes that are finished."""
 
     @property
     def is_steady(self) -> bool:
@@ -101,16 +149,31 @@ class ServerWarmResult:
         statuses = {result.status for result in self.results}
         return not self.was_stopped and "steady" in statuses and statuses <= {"steady", "left out"}
 
-    @property
-    def worst(self) -> ShapeResult | None:
-        """The shape whose first user is spared the longest wait; None where nobody is spared anything."""
-        spared = [result for result in self.results if result.spared_s > 0]
-        return max(spared, key=lambda result: result.spared_s, default=None)
+    def summary(self) -> str:
+        state = "stopped" if self.was_stopped else "steady" if self.is_steady else "not steady"
+        num_steady = sum(result.status == "steady" for result in self.results)
+        return f"{state} after {about(self.warmed_s)}: {num_steady} of {len(self.results)} shapes are steady"
 
-    @property
-    def spared_s(self) -> float:
-        """Seconds that first users are spared, over all shapes."""
-        return sum(result.spared_s for result in self.results)
+    def document(self) -> dict[str, Any]:
+        """Return the document of --json and of the ready file."""
+        facts = asdict(self)
+        shapes = [{**result.pop("shape"), **result} for result in facts.pop("results")]
+        return {"schema": SCHEMA, "ok": self.is_steady, **facts, "shapes": shapes}
+
+    def show(self) -> None:
+        """Print it for people."""
+        phases = ", ".join(f"{name} {about(seconds)}" for name, seconds in self.phases_s.items())
+        print(
+            paragraph(f"{self.model} on {self.url} was ready after {about(self.waited_s)}: {phases or 'at once'}", "")
+        )
+        rows = []
+        for done in self.results:
+            times = [f"{1000 * each.answer_s:,.0f} ms" for each in done.rounds] or ["-"]
+            shape = [str(done.shape.num_requests), f"{done.shape.num_input_tokens:,}"]
+            rows.append([*shape, str(len(done.rounds)), times[0], times[-1], done.status])
+        headings = ("at once", "prompt", "rounds", "first answer", "last answer", "now")
+        show(Table(title=f"Shapes, from {self.shapes_from}", headings=headings, rows=rows, is_grid=True))
+        print(paragraph(self.summary(), ""))
 
 
 def warm_server(options: ServerWarmOptions) -> int:
@@ -124,32 +187,34 @@ def warm_server(options: ServerWarmOptions) -> int:
     :raises deepseek_triton_client.DeepseekTritonError: when the server refuses the client whatever it sends.
     """
     ready_file = ReadyFile(options.ready_file)
-    line = StatusLine(_PLAIN_PROGRESS_S)
+    line = StatusLine(10.0)
     result = ServerWarmResult()
     try:
         with Stop() as stop:
             asyncio.run(_until_stopped(_warm(options, line, result), stop))
     except asyncio.CancelledError:
         line.say("interrupted: what was open is cancelled")
-        line.clear()
         result.was_stopped = True
-        _print(result, options)
-        return stop.exit_code
     finally:
         line.clear()
-    # The ready file is written even where the server is not steady. Everything was tried, and keeping the server from
-    # its users would not help them.
-    ready_file.write(document(result))
-    notify(READY="1", STATUS=summary(result))
-    _print(result, options)
-    return 0 if result.is_steady else _NOT_STEADY
+    if not result.was_stopped:
+        # Also where the server is not steady: everything was tried, and keeping it from its users would not help them.
+        ready_file.write(result.document())
+        notify(READY="1", STATUS=result.summary())
+    with to_reader():
+        if options.as_json:
+            print_json(result.document())
+        elif result.results:
+            result.show()
+    return stop.exit_code if result.was_stopped else 0 if result.is_steady else 3
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None], stop: Stop) -> None:
     """Run `work`. A signal cancels it, and asyncio.CancelledError is raised when the open requests have ended."""
     task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
     stop.forward = lambda _: loop.call_soon_threadsafe(task.cancel)
-    if stop.event.is_set():  # the signal came before `forward` was set
+    # The signal may have come before `forward` was set.
+    if stop.event.is_set():
         task.cancel()
     try:
         await task
@@ -165,162 +230,201 @@ async def _warm(options: ServerWarmOptions, line: StatusLine, result: ServerWarm
     began = time.monotonic()
     async with options.client(retries=Retries(attempts=1), metrics_url=options.metrics_url) as client:
         result.url, result.model = client.url, client.model_name
-        planned = planned_shapes(
-            client.model_name,
-            repository=options.repository,
-            batch_sizes=options.batch_sizes,
-            input_lengths=options.input_lengths,
-        )
-        result.shapes_from = planned.source
+        shapes, result.shapes_from = planned_shapes(options, client.model_name)
         log = None if options.log is None else LogFollower(options.log)
         waiting = Waiting(client.model_name, line, log)
         result.phases_s = waiting.seconds
         try:
-            try:
-                await wait_for_server(client, waiting, options.wait_s)
-            finally:
-                result.waited_s = time.monotonic() - began
-            styles = request_styles(await client.metadata(), options.max_tokens)
+            await wait_for_server(client, waiting, options.wait_s)
+            send = make_request(client, await client.metadata(), options.max_tokens)
         except ProtocolError as error:
-            raise ServerFailedError(f"{client.url} does not answer as Triton: {error}; {_PORTS_FIX}") from error
-        waited = duration(result.waited_s)
-        line.say(f"{client.url} is ready after {waited}; {len(planned.shapes)} shapes: {planned.source}")
-        ready_at = began + result.waited_s
-        try:
-            await _warm_shapes(
-                Rounds(client, styles, options.max_rounds, ready_at + options.limit_s, partial(_show_round, line)),
-                planned.shapes,
-                result.results,
-                line,
-            )
-        except ServerFailure as failure:
-            words = "" if log is None else await log.last_error(client.model_name)
-            cause = f"; its log says: {words}" if words else ""
-            raise ServerFailedError(f"the server failed {failure}{cause}") from failure.error
+            raise ServerFailedError(
+                f"{client.url} does not answer as Triton: {error}; give its HTTP port (8000 as a rule) as http://, or "
+                "its gRPC port (8001) as grpc://; 8002 has the metrics alone"
+            ) from error
         finally:
-            result.warmed_s = time.monotonic() - ready_at
-        if options.metrics_url is not None or urlsplit(client.url).port in _USUAL_PORTS:
-            result.load_s = await load_phases(client, client.model_name)
+            result.waited_s = time.monotonic() - began
+        line.say(f"{client.url} is ready after {about(result.waited_s)}; {len(shapes)} shapes: {result.shapes_from}")
+        allow_open_files(max(shape.num_requests for shape in shapes) + _SPARE_FILES)
+        rounds = Rounds(client, send, began + result.waited_s + options.limit_s, options.max_rounds, log)
+        for shape in shapes:
+            line.show(lambda shape=shape: f"sending {shape}")  # type: ignore[misc]
+            try:
+                result.results.append(done := await rounds.warm(shape))
+            finally:
+                result.warmed_s = time.monotonic() - began - result.waited_s
+            if done.reason:
+                line.say(f"{shape}: {done.status}: {done.reason}")
+    if all(done.status == "left out" and not done.rounds for done in result.results) and not rounds.was_full:
+        raise ToolError(f"the server takes none of the shapes; {shapes[0]}: {result.results[0].reason}")
 
 
-async def _warm_shapes(rounds: Rounds, shapes: Sequence[Shape], results: list[ShapeResult], line: StatusLine) -> None:
-    """Add to `results` one after the other.
+def planned_shapes(options: ServerWarmOptions, model_name: str) -> tuple[list[Shape], str]:
+    """Return the shapes in the order in which they are sent, and where their numbers are from, for people.
 
-    :raises ToolError: when the server takes none of the shapes, for another reason than being full.
+    :raises RepositoryError: when the repository has no such model, or its model.yaml can't be read.
     """
-    allow_open_files(max(shape.num_requests for shape in shapes) + _SPARE_FILES)
-    for shape in shapes:
-        results.append(result := await rounds.warm(shape))
-        if result.reason:
-            line.say(f"{shape} prompt tokens: {result.status}: {result.reason}")
-    first = results[0]
-    if all(result.status == "left out" for result in results) and rounds.most_at_once is None:
-        raise ToolError(f"the server takes none of the shapes; {first.shape} prompt tokens: {first.reason}")
+    pairs: Sequence[Sequence[int]] = MODEST_SHAPES
+    # Our config.pbtxt says max_batch_size 0, because the engine batches: its limits are in model.yaml only.
+    source = "a modest choice, because Triton does not tell the engine's limits: give the repository"
+    sizes, lengths = options.batch_sizes, options.input_lengths
+    if options.repository is not None and not (sizes and lengths):
+        pairs, source = _repository_shapes(options.repository, model_name)
+    if sizes or lengths:
+        sizes = sizes or tuple(sorted({size for size, _ in pairs}))
+        lengths = lengths or tuple(sorted({length for _, length in pairs}))
+        pairs = [(size, length) for length, size in product(lengths, sizes)]
+        source = f"--batch-sizes and --input-lengths; what they leave open: {source}"
+    return list(dict.fromkeys(Shape(*pair) for pair in pairs)), source
 
 
-def _show_round(line: StatusLine, shape: Shape, done: Round) -> None:
-    step = "" if done.step_s is None else f", a step {duration(done.step_s)}"
-    refused = f"; {done.num_refused} refused as too many" if done.num_refused else ""
-    line.show(lambda: f"{shape} prompt tokens: first token after {duration(done.ttft_s)}{step}{refused}")
-
-
-def document(result: ServerWarmResult) -> dict[str, Any]:
-    """The document of --json and of the ready file."""
-    worst = result.worst
-    return {
-        "schema": SCHEMA,
-        "ok": result.is_steady,
-        "was_stopped": result.was_stopped,
-        "url": result.url,
-        "model": result.model,
-        "waited_s": result.waited_s,
-        "phases_s": dict(result.phases_s),
-        "load_s": dict(result.load_s),
-        "shapes_from": result.shapes_from,
-        "shapes": [
-            {
-                **asdict(each.shape),
-                "status": each.status,
-                "reason": each.reason,
-                "spared_s": each.spared_s,
-                "rounds": [asdict(done) for done in each.rounds],
-            }
-            for each in result.results
-        ],
-        "warmed_s": result.warmed_s,
-        "spared": {
-            "total_s": result.spared_s,
-            "worst_s": worst.spared_s if worst else 0.0,
-            "worst_shape": asdict(worst.shape) if worst else None,
-        },
-    }
-
-
-def _print(result: ServerWarmResult, options: ServerWarmOptions) -> None:
-    with to_reader():
-        if options.as_json:
-            print_json(document(result))
-        elif result.results or not result.was_stopped:
-            _show(result)
-
-
-def _show(result: ServerWarmResult) -> None:
-    phases = f" ({_phases(result.phases_s)})" if result.phases_s else ""
-    print(paragraph(f"{result.model} on {result.url} was ready after {duration(result.waited_s)}{phases}", ""))
-    if result.load_s:
-        print(paragraph(f"its load, as measured by the server: {_phases(result.load_s)}"))
-    print()
-    headings = ("at once", "prompt", "rounds", "first TTFT", "TTFT", "first step", "step", "spared", "now")
-    rows = [_row(each) for each in result.results]
-    show(Table(title=f"Shapes, from {result.shapes_from}", headings=headings, rows=rows, is_grid=True))
-    for each in result.results:
-        if each.reason:
-            print(paragraph(f"{each.shape}: {each.status}: {each.reason}", ""))
-    print(paragraph(summary(result), ""))
-
-
-def _phases(seconds: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {duration(each)}" for name, each in seconds.items())
-
-
-def _row(result: ShapeResult) -> tuple[str, ...]:
-    at_once, prompt = str(result.shape.num_requests), f"{result.shape.num_input_tokens:,}"
-    if not result.rounds:
-        return (at_once, prompt, "0", *("-",) * 5, result.status)
-    first, last = result.comparable[0], result.rounds[-1]
-    if last.num_requests != result.shape.num_requests:
-        at_once = f"{last.num_requests} of {at_once}"
-    steps = ("-" if each.step_s is None else duration(each.step_s) for each in (first, last))
-    times = (duration(first.ttft_s), duration(last.ttft_s), *steps, duration(result.spared_s))
-    return (at_once, prompt, str(len(result.rounds)), *times, result.status)
-
-
-def summary(result: ServerWarmResult) -> str:
-    """The result in one line."""
-    state = "stopped" if result.was_stopped else "steady" if result.is_steady else "not steady"
-    number = len(result.results)
-    taken = [each for each in result.results if each.status != "left out"]
-    if (worst := result.worst) is not None:
-        spared = (
-            f"the first users are spared {duration(worst.spared_s)} at worst ({worst.shape} prompt tokens), "
-            f"{duration(result.spared_s)} over all shapes"
+def _repository_shapes(repository: Path, model_name: str) -> tuple[Sequence[Sequence[int]], str]:
+    versions = [path for path in repository.glob(f"{model_name}/*/model.yaml") if path.parent.name.isdecimal()]
+    if not versions:
+        raise RepositoryError(
+            f"expected {repository}/{model_name}/VERSION/model.yaml, found none: give the server's model repository, "
+            "and --model where the model has another name"
         )
-    elif taken and not result.was_stopped and all(each.can_be_compared for each in taken):
-        spared = "its first users waited no longer than later ones will"
-    else:
-        spared = f"{sum(each.can_be_compared for each in result.results)} of {number} shapes have two rounds to compare"
-    others = f"; {number - len(taken)} of {number} shapes were left out" if len(taken) < number else ""
-    return f"{state} after {duration(result.warmed_s)}: {spared}{others}"
+    # Triton serves the highest version unless it is told otherwise.
+    path = max(versions, key=lambda path: int(path.parent.name))
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"))
+        ours = document.pop("triton_config", None) or {}
+        if shapes := (ours.get("warmup") or {}).get("shapes"):
+            if not all(type(each) is int and each > 0 for size, length in shapes for each in (size, length)):
+                raise ValueError("triton_config.warmup.shapes: expected pairs of whole numbers from 1")
+            return shapes, f"triton_config.warmup of {path}"
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise RepositoryError(f"{path} can't be read: {' '.join(str(error).split())}") from error
+    # The limits of other engines are not in the LLM arguments.
+    if ours.get("engine", "tensorrt_llm") != "tensorrt_llm":
+        return MODEST_SHAPES, f"a modest choice, because {path} has no triton_config.warmup.shapes"
+    return shapes_for_llm_args(document), f"the LLM arguments of {path}"
 
 
-def duration(seconds: float) -> str:
-    """The time with its unit: 8.3 ms, 120 ms, 2.5 s, 3:20 min, 1:00:05 h."""
-    if seconds < 0.00995:
-        return f"{1000 * seconds:.1f} ms"
-    if seconds < 0.9995:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
+Send = Callable[[int, float], Coroutine[Any, Any, tuple[float, float] | DeepseekTritonError]]
+"""Sends a new prompt of so many tokens, which may take so many seconds. Returns the seconds to the first chunk and of
+the whole answer."""
+
+
+def make_request(client: AsyncClient, metadata: ModelMetadata, max_tokens: int) -> Send:
+    """No two prompts are equal, so the KV cache never holds one already. A model of others gets words."""
+    is_ours = "stream_mode" in {each.name for each in metadata.inputs}
+    fields: dict[str, Any] = {"max_tokens": max_tokens} | ({"ignore_eos": True} if is_ours else {})
+
+    async def send(num_tokens: int, limit_s: float) -> tuple[float, float] | DeepseekTritonError:
+        prompt = random.choices(_IDS, k=num_tokens) if is_ours else " ".join(random.choices(_WORDS, k=num_tokens))
+        began, first_s = time.perf_counter(), 0.0
+        try:
+            async with client.stream(prompt, timeouts=Timeouts(total=limit_s), **fields) as stream:
+                async for chunk in stream:
+                    first_s = first_s or time.perf_counter() - began
+                    if chunk.finish_reason == "cancelled":
+                        return Cancelled("the server ended the answer: it is stopping")
+        except DeepseekTritonError as error:
+            return error
+        return first_s, time.perf_counter() - began
+
+    return send
+
+
+@dataclass
+class Rounds:
+    """Warms the shapes of one warm-up, one after the other."""
+
+    client: AsyncClient
+    send: Send
+    end: float
+    """Time when the last request must have ended, by time.monotonic()."""
+    max_rounds: int
+    log: LogFollower | None
+    was_full: bool = False
+    """The server has refused requests as too many."""
+
+    async def warm(self, shape: Shape) -> ShapeResult:
+        """Send rounds of `shape` until its status is known. No request is open when this returns or raises.
+
+        :raises ServerFailedError: when the server itself has failed.
+        """
+        result = ShapeResult(shape=shape, status="left out")
+        rounds, num_requests = result.rounds, shape.num_requests
+        if num_requests > MOST_OVER_HTTP and self.client.url.startswith("http"):
+            result.reason = f"over HTTP no more than {MOST_OVER_HTTP} are sent at once: give the server as grpc://"
+            return result
+        for _ in range(self.max_rounds):
+            limit_s = min(self.end - time.monotonic(), _LONGEST_ROUND_S)
+            outcomes = await self._together(num_requests, shape, limit_s) if limit_s > 0 else [DeadlineExceeded("")]
+            answers = [each for each in outcomes if not isinstance(each, DeepseekTritonError)]
+            errors = [each for each in outcomes if isinstance(each, DeepseekTritonError)]
+            refusals = [error for error in errors if isinstance(error, Overloaded)]
+            if fault := await self._fault(shape, errors):
+                result.status, result.reason = "left out", fault
+                return result
+            if len(errors) > len(refusals):
+                result.status = "not steady" if rounds else "not reached"
+                result.reason = f"the time limit was over after {len(rounds)} rounds"
+                return result
+            if answers:
+                ttft_s, answer_s = map(statistics.median, zip(*answers, strict=True))
+                rounds.append(
+                    Round(num_requests=len(answers), num_refused=len(refusals), ttft_s=ttft_s, answer_s=answer_s)
+                )
+                result.status, result.reason = "not steady", f"its last rounds still differ, after {len(rounds)}"
+            if refusals:
+                # Fewer from now on, after a pause: the server has other users too.
+                self.was_full, num_requests = True, max(1, len(answers))
+                result.reason = str(refusals[0])
+                await asyncio.sleep(min(_PAUSE_S, limit_s))
+            elif is_steady(rounds):
+                result.status, result.reason = "steady", ""
+                return result
+        return result
+
+    async def _fault(self, shape: Shape, errors: Sequence[DeepseekTritonError]) -> str:
+        """Return why the server does not take the shape; "" where no error says so.
+
+        :raises ServerFailedError: when the server itself has failed.
+        """
+        faults = [error for error in errors if not isinstance(error, DeadlineExceeded | Overloaded)]
+        serious = [each for each in faults if not isinstance(each, InvalidRequest) or isinstance(each, ModelNotFound)]
+        # Without a code, these errors come from models that are not ours and have no codes, or from a front end that
+        # tears streams. The server's readiness then tells whether the request or the server was at fault.
+        failures = [error for error in serious if error.code or not isinstance(error, ServerError | ProtocolError)]
+        if serious and not failures:
+            try:
+                failures = [] if await self.client.ready() else serious
+            except DeepseekTritonError:
+                failures = serious
+        if failures:
+            words = "" if self.log is None else await self.log.last_error(self.client.model_name)
+            cause = f"; its log says: {words}" if words else ""
+            raise ServerFailedError(f"the server failed at {shape}: {failures[0]}{cause}") from failures[0]
+        return str((serious or faults)[0]) if faults else ""
+
+    async def _together(
+        self, num_requests: int, shape: Shape, limit_s: float
+    ) -> list[tuple[float, float] | DeepseekTritonError]:
+        """Send a round. An error that is not the client's, or a cancellation, ends all of its requests."""
+        tasks = [asyncio.ensure_future(self.send(shape.num_input_tokens, limit_s)) for _ in range(num_requests)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            # This closes their streams, so the server cancels the requests.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def is_steady(rounds: Sequence[Round]) -> bool:
+    """Tell whether the last two rounds took about the same time.
+
+    The whole answer is compared too, because kernels that are compiled in the middle of an answer don't change the time
+    to the first token.
+    """
+    if len(rounds) < 2:
+        return False
+    before, last = rounds[-2:]
+    if before.num_refused or last.num_refused or before.num_requests != last.num_requests:
+        return False
+    pairs = ((before.ttft_s, last.ttft_s), (before.answer_s, last.answer_s))
+    return all(abs(one - other) < max(_STEADY * max(one, other), _UNNOTICED_S) for one, other in pairs)
