@@ -1,26 +1,24 @@
 """Reads tensors out of the files of torch.save, without PyTorch and without running what a file asks for.
 
 Such a file is a zip archive: `data.pkl` is a pickle that names the tensors and where their values are, `data/0` and so
-on are the values. A pickle may call any function, so this one may name those few only that a dictionary of tensors
-needs; what they return here are plain records.
+on are the values. A pickle may call any function, so the few operations that a dictionary of tensors needs are followed
+here, and any other is refused.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 import pickletools
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from deepseek_triton_build.text import safe_name, short_repr
+from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.checkpoints.stored_tensors import Array
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -28,16 +26,6 @@ _MOST_PICKLE_BYTES = 2**26
 """The pickle of a calibrated DeepSeek-V3 has a few MiB per rank."""
 _MOST_VALUE_BYTES = 2**28
 """Bytes of one tensor's storage that are read."""
-_OPCODES = frozenset(
-    {
-        *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BINPERSID"),
-        *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"),
-        *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-        *("BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "NONE", "NEWTRUE", "NEWFALSE"),
-        *("BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT"),
-    }
-)
-"""The operations that torch.save writes for a dictionary of tensors, with its default protocol 2."""
 _STORAGES = {
     "FloatStorage": np.dtype("<f4"),
     "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
@@ -50,8 +38,16 @@ _STORAGES = {
     "ByteStorage": np.dtype(np.uint8),
     "BoolStorage": np.dtype(np.bool_),
 }
-_LEGACY = b"\x80\x02\x8a\x0a"
-"""The first bytes of a file of PyTorch before 1.6."""
+_NEW: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), lambda argument: argument),
+    "NONE": lambda _: None,
+    "NEWTRUE": lambda _: True,
+    "NEWFALSE": lambda _: False,
+    "EMPTY_DICT": lambda _: {},
+    "EMPTY_LIST": lambda _: [],
+    "EMPTY_TUPLE": lambda _: (),
+}
+"""Operation that puts one object on the stack -> that object, by its argument."""
 
 
 def read_torch_archive(path: Path, is_needed: Callable[[str], bool]) -> dict[str, Array]:
@@ -63,10 +59,9 @@ def read_torch_archive(path: Path, is_needed: Callable[[str], bool]) -> dict[str
         with path.open("rb") as file:
             start = file.read(4)
         if not start.startswith(b"PK"):
-            what = "the format of PyTorch before 1.6" if start == _LEGACY else f"a file that begins with {start!r}"
             raise CheckpointError(
-                f"{path}: expected a zip archive, as torch.save writes it, found {what}; write it again with "
-                "PyTorch 1.6 or newer"
+                f"{path}: expected a zip archive, as torch.save of PyTorch 1.6 or newer writes it, found a file that "
+                f"begins with {start!r}; write it again"
             )
         with zipfile.ZipFile(path) as archive:
             return _Archive(path, archive).tensors(is_needed)
@@ -78,20 +73,18 @@ def read_torch_archive(path: Path, is_needed: Callable[[str], bool]) -> dict[str
 
 
 @dataclass(frozen=True)
+class _Function:
+    """What a pickle may call, which is not called here."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class _Storage:
     """A piece of the archive."""
 
     entry: str
     dtype: np.dtype[Any]
-
-
-class _StorageType:
-    """Stands for a type such as torch.FloatStorage. It has no room for what a pickle may want to set."""
-
-    __slots__ = ("dtype",)
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.dtype = dtype
 
 
 @dataclass(frozen=True)
@@ -104,58 +97,99 @@ class _SavedTensor:
     strides: tuple[int, ...]
 
 
-class _RebuildTensor:
-    """Stands for torch._utils._rebuild_tensor_v2."""
-
-    __slots__ = ()
-
-    def __call__(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _SavedTensor:
-        are_numbers = all(isinstance(values, tuple) and all(map(_is_size, values)) for values in (shape, strides))
-        if not isinstance(storage, _Storage) or not _is_size(offset) or not are_numbers or len(shape) != len(strides):
-            raise pickle.UnpicklingError("a tensor has no storage, shape or strides")
-        return _SavedTensor(storage, offset, shape, strides)
+_REBUILD = _Function("torch._utils _rebuild_tensor_v2")
+_ORDERED_DICT = _Function("collections OrderedDict")
+_FUNCTIONS = {
+    function.name: function
+    for function in (_REBUILD, _ORDERED_DICT, *(_Function(f"torch {name}") for name in _STORAGES))
+}
+_MARK = object()
 
 
-class _NewDictionary:
-    """Stands for collections.OrderedDict, of which torch.save makes empty ones only."""
+class _Pickle:
+    """Follows the operations of a pickle. Whatever it holds, each makes one object at most."""
 
-    __slots__ = ()
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._memo: dict[Any, Any] = {}
 
-    def __call__(self) -> dict[Any, Any]:
+    def load(self, content: bytes) -> Any:
+        """:raises Exception: nearly any, for a pickle that is damaged or hostile."""
+        for opcode, argument, _ in pickletools.genops(content):
+            if opcode.name in _NEW:
+                self._stack.append(_NEW[opcode.name](argument))
+            elif opcode.name != "PROTO":
+                self._do(opcode.name, argument)
+        return self._stack.pop()
+
+    def _do(self, operation: str, argument: Any) -> None:
+        stack = self._stack
+        match operation:
+            case "STOP":
+                pass
+            case "MARK":
+                stack.append(_MARK)
+            case "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(self._memo[argument])
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                number = int(operation[-1])
+                stack[-number:] = [tuple(stack[-number:])]
+            case "TUPLE":
+                stack.append(tuple(self._after_mark()))
+            case "APPEND" | "APPENDS":
+                items = self._after_mark() if operation == "APPENDS" else [stack.pop()]
+                stack[-1].extend(items)
+            case "SETITEM" | "SETITEMS":
+                items = self._after_mark() if operation == "SETITEMS" else [stack.pop(-2), stack.pop()]
+                # The hash of a tuple of tuples may take years.
+                if not all(isinstance(key, str) for key in items[::2]):
+                    raise ValueError("it has a dictionary with a key that is no text")
+                stack[-1].update(zip(items[::2], items[1::2], strict=True))
+            case "GLOBAL" if argument in _FUNCTIONS:
+                stack.append(_FUNCTIONS[argument])
+            case "GLOBAL":
+                raise ValueError(f"it asks for {safe_name(argument.replace(' ', '.'))}, which no tensor needs")
+            case "BINPERSID":
+                stack.append(_storage(stack.pop()))
+            case "REDUCE":
+                arguments = stack.pop()
+                stack.append(_called(stack.pop(), arguments))
+            case _:
+                raise ValueError(f"it has the operation {operation}, which no tensor needs")
+
+    def _after_mark(self) -> list[Any]:
+        """Take all objects from the last mark on."""
+        place = next(place for place in reversed(range(len(self._stack))) if self._stack[place] is _MARK)
+        items = self._stack[place + 1 :]
+        del self._stack[place:]
+        return items
+
+
+def _storage(description: Any) -> _Storage:
+    kind, function, key, *_ = description
+    dtype = _STORAGES.get(function.name.removeprefix("torch ")) if isinstance(function, _Function) else None
+    if kind != "storage" or dtype is None or not isinstance(key, str):
+        raise ValueError("it asks for something else in place of a storage")
+    return _Storage(f"data/{key}", dtype)
+
+
+def _called(function: Any, arguments: tuple[Any, ...]) -> Any:
+    # torch.save makes empty ones only.
+    if function is _ORDERED_DICT and not arguments:
         return {}
+    if function is not _REBUILD:
+        raise ValueError("it calls what no tensor needs")
+    storage, offset, shape, strides, *_ = arguments
+    sizes = (offset, *shape, *strides)
+    if not isinstance(storage, _Storage) or len(shape) != len(strides) or not all(map(_is_size, sizes)):
+        raise ValueError("a tensor has no storage, shape or strides")
+    return _SavedTensor(storage, offset, tuple(shape), tuple(strides))
 
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**62
-
-
-class _Unpickler(pickle.Unpickler):
-    """Knows no code but the above."""
-
-    _KNOWN: ClassVar[dict[tuple[str, str], Any]] = {
-        ("torch._utils", "_rebuild_tensor_v2"): _RebuildTensor(),
-        ("collections", "OrderedDict"): _NewDictionary(),
-        **{("torch", name): _StorageType(dtype) for name, dtype in _STORAGES.items()},
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self._KNOWN[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"it asks for {safe_name(f'{module}.{name}')}, which no tensor needs"
-            ) from None
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        if (
-            isinstance(pid, tuple)
-            and len(pid) == 5
-            and pid[0] == "storage"
-            and isinstance(pid[1], _StorageType)
-            and isinstance(pid[2], str)
-        ):
-            return _Storage(f"data/{pid[2]}", pid[1].dtype)
-        raise pickle.UnpicklingError(f"it asks for {short_repr(pid)} in place of a storage")
 
 
 class _Archive:
@@ -170,7 +204,14 @@ class _Archive:
     def tensors(self, is_needed: Callable[[str], bool]) -> dict[str, Array]:
         if f"{self._folder}byteorder" in self._archive.namelist() and self._bytes("byteorder", 16) != b"little":
             raise CheckpointError(f"{self._path}: expected little-endian values, found another order of bytes")
-        saved = self._unpickled()
+        content = self._bytes("data.pkl", _MOST_PICKLE_BYTES)
+        try:
+            saved = _Pickle().load(content)
+        except Exception as error:
+            # A hostile pickle may make nearly any come.
+            raise CheckpointError(
+                f"{self._path}: expected a dictionary of tensors in data.pkl, and nothing of it was run: {error}"
+            ) from error
         if not isinstance(saved, dict):
             raise CheckpointError(f"{self._path}: expected a dictionary of tensors, found {type(saved).__name__}")
         names = [name for name in saved if isinstance(name, str) and is_needed(name)]
@@ -178,18 +219,6 @@ class _Archive:
             what = type(saved[others[0]]).__name__
             raise CheckpointError(f"{self._path}: {safe_name(others[0])}: expected a tensor, found {what}")
         return {name: self._values(name, saved[name]) for name in names}
-
-    def _unpickled(self) -> Any:
-        content = self._bytes("data.pkl", _MOST_PICKLE_BYTES)
-        try:
-            _check_opcodes(content)
-            _check_keys(content)
-            return _Unpickler(io.BytesIO(content)).load()
-        except Exception as error:
-            # A hostile pickle may make the unpickler raise nearly anything.
-            raise CheckpointError(
-                f"{self._path}: expected a dictionary of tensors in data.pkl, and nothing of it was run: {error}"
-            ) from error
 
     def _values(self, name: str, tensor: _SavedTensor) -> Array:
         dtype, count = tensor.storage.dtype, math.prod(tensor.shape)
@@ -223,42 +252,3 @@ class _Archive:
                 f"{info.file_size:,}"
             )
         return self._archive.read(info)
-
-
-def _check_opcodes(content: bytes) -> None:
-    """Refuse what torch.save doesn't write: it could allocate any amount of memory, or set attributes."""
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if opcode.name not in _OPCODES:
-            raise pickle.UnpicklingError(f"it has the operation {opcode.name}, which no tensor needs")
-        if opcode.name == "LONG_BINPUT" and isinstance(argument, int) and argument > count:
-            raise pickle.UnpicklingError("it reserves memory for more objects than it has")
-
-
-def _check_keys(content: bytes) -> None:
-    """Refuse keys that are no text: the hash of a tuple of tuples may take years.
-
-    It follows the stack of objects, of which it knows which are text, and the places where they are kept.
-    """
-    # None stands for a mark on the stack.
-    is_text: list[bool | None] = []
-    kept: dict[Any, bool | None] = {}
-    for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name in ("BINPUT", "LONG_BINPUT"):
-            kept[argument] = is_text[-1]
-            continue
-        if opcode.name in ("BINGET", "LONG_BINGET"):
-            is_text.append(kept[argument])
-            continue
-        taken, num_taken = is_text, len(opcode.stack_before)
-        # All objects from the last mark on are one argument.
-        if pickletools.markobject in opcode.stack_before:
-            mark = len(is_text) - 1 - is_text[::-1].index(None)
-            taken, num_taken = is_text[mark + 1 :], num_taken - 2
-            del is_text[mark:]
-        keys = {"SETITEM": taken[-2:-1], "SETITEMS": taken[::2]}.get(opcode.name, [])
-        if not all(keys):
-            raise pickle.UnpicklingError("it has a dictionary with a key that is no text")
-        del is_text[len(is_text) - num_taken :]
-        is_text += [
-            None if kind is pickletools.markobject else kind is pickletools.pyunicode for kind in opcode.stack_after
-        ]
