@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from deepseek_triton_build import UnknownNameError
 from deepseek_triton_build.catalog import (
     READABLE_RELEASES,
     RELEASES,
@@ -15,8 +16,9 @@ from deepseek_triton_build.catalog import (
     load_release,
     variants,
 )
-from deepseek_triton_build.check import CHECKS, rules_page
-from deepseek_triton_build.rules import RULES, target_violations, violations
+from deepseek_triton_build.check import CHECKS, find_code, rules_page
+from deepseek_triton_build.data.yaml_files import load_yaml
+from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES, target_violations, violations
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE, Deployment
 
 TP, EP, PP, NODE = "tensor_parallel_size", "moe_expert_parallel_size", "pipeline_parallel_size", "gpus_per_node"
@@ -252,15 +254,17 @@ def test_a_rule_that_needs_an_unknown_setting_finds_nothing():
     assert "M002" in codes_of(replace(on(**B200), settings=CUTLASS, unknown=frozenset({EP})))
 
 
-def test_codes_and_titles_are_unique_and_in_order():
-    assert [rule.code for rule in RULES] == sorted({rule.code for rule in RULES})
+def test_each_code_is_unique_and_has_its_words_on_the_page():
+    entries, page, words = [*RULES, *PAIR_RULES, *VLLM_RULES, *CHECKS], rules_page(), load_yaml("rules.yaml")
+    codes = [entry.code for entry in entries]
+    assert sorted(codes) == sorted(words)
+    assert [code for code in codes if page.count(f'<a id="{code.lower()}"></a>') != 1] == []
+    assert [entry.code for entry in entries if not entry.source or entry.why not in page] == []
+    assert [entry.code for entry in entries if entry.title.endswith(".") or not entry.why.endswith(".")] == []
     assert len({rule.title for rule in RULES}) == len(RULES)
-    assert not {rule.code for rule in RULES} & {check.code for check in CHECKS}
-
-
-def test_a_rule_says_why_and_who_says_so():
-    assert [rule.code for rule in RULES if not (rule.title and rule.source and rule.releases)] == []
-    assert [rule.code for rule in RULES if rule.title.endswith(".") or not rule.why.endswith(".")] == []
+    assert (find_code("g010").code, find_code("G010").title in page) == ("G010", True)
+    with pytest.raises(UnknownNameError):
+        find_code("G999")
 
 
 def test_a_violation_is_one_line_with_a_fix_and_a_known_key():
@@ -328,13 +332,6 @@ def test_what_the_hardware_table_has_breaks_nothing_whatever_the_settings(releas
                 )
                 broken = {rule.code for rule, _ in target_violations(target)}
                 assert broken <= ({"H005", "H006"} if release < "1.2.0" else set()), (variant.name, precision, gpu.name)
-
-
-def test_the_page_lists_every_rule_and_every_check_once():
-    page = rules_page()
-    for entry in (*RULES, *CHECKS):
-        assert page.count(f'<a id="{entry.code.lower()}"></a>') == 1, entry.code
-        assert entry.why in page, entry.code
 
 
 TO_SET = re.compile(

@@ -11,17 +11,25 @@ readers of YAML, stamps and checkpoints that the check uses are public too, for 
 from __future__ import annotations
 
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, read_facts
-from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, MODEL_GONE, MODEL_NOT_HERE
 from deepseek_triton_build.check.documents import is_inside, read_bytes, read_yaml
-from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding, Report
+from deepseek_triton_build.check.finding import (
+    CHECKS,
+    MISSING_SHARD,
+    MODEL_GONE,
+    MODEL_NOT_HERE,
+    CheckedModel,
+    Report,
+    find_code,
+    rules_page,
+)
 from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions
 from deepseek_triton_build.check.repository_report import check_repository
-from deepseek_triton_build.check.rules_document import rules_page
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, read_header
 from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
 from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
 from deepseek_triton_build.render.stamp import MANIFEST
+from deepseek_triton_build.rules.finding import Finding
 
 __all__ = [
     "CHECKS",
@@ -30,7 +38,6 @@ __all__ = [
     "MISSING_SHARD",
     "MODEL_GONE",
     "MODEL_NOT_HERE",
-    "CheckCode",
     "CheckOptions",
     "CheckedModel",
     "CheckpointFacts",
@@ -43,6 +50,7 @@ __all__ = [
     "check_repository",
     "check_weights",
     "files_read",
+    "find_code",
     "is_inside",
     "read_bytes",
     "read_facts",

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.codes import (
+from deepseek_triton_build.check.documents import read_json
+from deepseek_triton_build.check.finding import (
     NO_MTP_LAYER,
     NO_TOKENIZER,
     STRAY_SHARD,
@@ -18,11 +19,10 @@ from deepseek_triton_build.check.codes import (
     WRONG_QUANT_CONFIG,
     WRONG_TOKENIZER,
 )
-from deepseek_triton_build.check.documents import read_json
-from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.weights import INDEX, check_weights
 from deepseek_triton_build.data.catalog import Architecture, Precision, architectures, cut_architecture
 from deepseek_triton_build.render.hf_quant_config import NAME as QUANT_CONFIG
+from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import nearest_name, safe_name, short_repr
 
 LAYERS_CONFIG = "quant_cfg.json"

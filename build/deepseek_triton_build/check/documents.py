@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from deepseek_triton_build.check.codes import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
-from deepseek_triton_build.check.finding import CheckCode, Finding
+from deepseek_triton_build.check.finding import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
+from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import limit_yaml_depth, printable_line, safe_name, short_repr
 
 
@@ -91,7 +91,7 @@ class Document:
             key = key.rpartition(".")[0]
         return self.lines.get(key)
 
-    def finding(self, check: CheckCode, key: str, message: str, fix: str) -> Finding:
+    def finding(self, check: Code, key: str, message: str, fix: str) -> Finding:
         """Return a finding about `key`, whose message begins with the key."""
         message = message if message.startswith(key) else f"{key}: {message}"
         return check.finding(message, fix, file=self.file, line=self.line(key), key=key)

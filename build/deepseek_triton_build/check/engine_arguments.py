@@ -9,11 +9,11 @@ import os
 import sys
 from typing import Any
 
-from deepseek_triton_build.check.codes import REFUSED_BY_ENGINE
 from deepseek_triton_build.check.documents import Document
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.finding import REFUSED_BY_ENGINE
 from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS
 from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import printable_line
 
 _MOST_SECONDS = 300

@@ -9,8 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_triton_build.check.codes import MOVED_KEY, OUT_OF_RANGE, UNUSED_FLAG, WRONG_CHOICE, WRONG_FLAG, WRONG_TYPE
-from deepseek_triton_build.check.finding import CheckCode, Finding
+from deepseek_triton_build.check.finding import (
+    MOVED_KEY,
+    OUT_OF_RANGE,
+    UNUSED_FLAG,
+    WRONG_CHOICE,
+    WRONG_FLAG,
+    WRONG_TYPE,
+)
 from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScript, typed
 from deepseek_triton_build.check.vllm_arguments import absent_problem, value_problem
 from deepseek_triton_build.data import spelling, type_strings
@@ -18,6 +24,7 @@ from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.setting_types import bounded_type
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, Argument, VllmVersion, load_vllm
 from deepseek_triton_build.render.vllm_commands import WITHOUT_FLAG
+from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 from deepseek_triton_build.text import nearest_name, short_repr
 
@@ -60,10 +67,10 @@ class ProgramFlags:
         line, flag = self.places.get(key or "", (None, key or ""))
         return self.file, line, flag
 
-    def add(self, check: CheckCode, message: str, fix: str, line: int, key: str | None = None) -> None:
+    def add(self, check: Code, message: str, fix: str, line: int, key: str | None = None) -> None:
         self.findings.append(check.finding(message, fix, file=self.file, line=line, key=key))
 
-    def refuse_value(self, check: CheckCode, flag: CommandFlag, key: str, problem: str, fix: str) -> None:
+    def refuse_value(self, check: Code, flag: CommandFlag, key: str, problem: str, fix: str) -> None:
         self.unknown.add(key)
         self.add(check, f"{flag.name}: {problem}", fix, flag.line, key)
 
@@ -176,7 +183,7 @@ def _dashed(flag: str) -> str:
     return flag.replace("_", "-").replace("--no-", "--", 1)
 
 
-def _unknown(flag: CommandFlag, key: str, version: VllmVersion) -> tuple[CheckCode, str, str]:
+def _unknown(flag: CommandFlag, key: str, version: VllmVersion) -> tuple[Code, str, str]:
     """Return the code of a flag that vLLM doesn't have, why it has none, and the fix."""
     value = typed(flag.values, "Any") if flag.values else True
     moved = version.moved_arguments.get(key)

@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.codes import CHANGED, CHANGED_CHECKPOINT, CHANGED_PROGRAM, MISSING_FILE, UNREADABLE
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, is_inside, read_bytes, read_json, read_yaml
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.finding import CHANGED, CHANGED_CHECKPOINT, CHANGED_PROGRAM, MISSING_FILE, UNREADABLE
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.carried_checkpoint import CHECKSUMS
 from deepseek_triton_build.render.stamp import MANIFEST, RELEASE_RECORD, sha256
+from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import first_names, safe_name
 
 _MOST_GPUS = 1_000_000

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Layout, minimum_gpus
-from deepseek_triton_build.check.codes import (
+from deepseek_triton_build.check.finding import (
     GPUS_SHARED,
     IDLE_GPUS,
     NO_GPUS,
@@ -18,10 +18,10 @@ from deepseek_triton_build.check.codes import (
     WEIGHTS_TOO_LARGE,
     WRONG_KIND,
 )
-from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.pbtxt import ModelConfig
 from deepseek_triton_build.check.scripts import ShellScript
 from deepseek_triton_build.data.catalog import Gpu
+from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 from deepseek_triton_build.text import short_repr
@@ -122,9 +122,7 @@ def _check_count(
         yield config.finding(code, message, fix, at=at)
 
 
-def count_problem(
-    num_ranks: int, num_gpus: int, what: str, way: str = TRTLLM_RANKS
-) -> tuple[CheckCode, str, str] | None:
+def count_problem(num_ranks: int, num_gpus: int, what: str, way: str = TRTLLM_RANKS) -> tuple[Code, str, str] | None:
     """Return code, message and fix when `what` has more or fewer GPUs than ranks.
 
     :param way: what multiplies to the number of ranks.
@@ -151,7 +149,7 @@ def _example(count: int, num_ranks: int | None) -> str:
     return f"write {parameter}, with the GPUs of this machine, or count: 1 for one instance"
 
 
-def memory_problems(deployment: Deployment) -> Iterator[tuple[CheckCode, Violation]]:
+def memory_problems(deployment: Deployment) -> Iterator[tuple[Code, Violation]]:
     """Find weights or a KV cache that don't fit; nothing when a fact that they depend on is unknown."""
     deployment = deployment.well_typed()
     with suppress(UnknownFactError):
@@ -176,7 +174,7 @@ def memory_problems(deployment: Deployment) -> Iterator[tuple[CheckCode, Violati
             yield NO_ROOM_FOR_CACHE, Violation(key="max_num_tokens", message=message, fix=fix)
 
 
-def vllm_memory_problems(deployment: VllmDeployment) -> Iterator[tuple[CheckCode, Violation]]:
+def vllm_memory_problems(deployment: VllmDeployment) -> Iterator[tuple[Code, Violation]]:
     """Find weights or a KV cache that don't fit under vLLM; nothing when a fact that they depend on is unknown."""
     deployment = replace(deployment, settings={**_LEAST_LIMITS, **deployment.settings})
     with suppress(UnknownFactError):

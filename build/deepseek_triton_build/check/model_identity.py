@@ -11,7 +11,8 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
-from deepseek_triton_build.check.codes import (
+from deepseek_triton_build.check.documents import Document
+from deepseek_triton_build.check.finding import (
     BAD_RECORD,
     CUT_CHECKPOINT,
     MODEL_GONE,
@@ -24,8 +25,6 @@ from deepseek_triton_build.check.codes import (
     WRONG_PRECISION,
     WRONG_SHAPE,
 )
-from deepseek_triton_build.check.documents import Document
-from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.generated_origin import Stamp
 from deepseek_triton_build.data.catalog import (
     PRECISIONS,
@@ -51,6 +50,7 @@ from deepseek_triton_build.data.vllm import (
     nearest_vllm,
     vllm_containers,
 )
+from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import is_path, safe_name, short_repr
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

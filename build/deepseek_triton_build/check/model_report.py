@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
-from deepseek_triton_build.check.codes import MISSING_FILE, MODEL_MISSING, OTHER_RECORD, WRONG_VLLM_BACKEND
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, Document, read_bytes, read_json_document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.finding import MISSING_FILE, MODEL_MISSING, OTHER_RECORD, WRONG_VLLM_BACKEND
 from deepseek_triton_build.check.generated_origin import Recorded, changed_files, read_recorded
 from deepseek_triton_build.check.gpus import (
     KIND_CPU,
@@ -70,6 +69,7 @@ from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, ENGINES
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
+from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import is_path, short_repr
 
 OUR_PACKAGE = "deepseek_backend"

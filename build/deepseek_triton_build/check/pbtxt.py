@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from deepseek_triton_build.check.codes import (
+from deepseek_triton_build.check.documents import is_inside, read_text
+from deepseek_triton_build.check.finding import (
     BROKEN_CONFIG,
     EXTRA_TENSOR,
     MISSING_TENSOR,
@@ -25,12 +26,11 @@ from deepseek_triton_build.check.codes import (
     WRONG_BACKEND,
     WRONG_NAME,
 )
-from deepseek_triton_build.check.documents import is_inside, read_text
-from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.render.wire_contract import declaration
+from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import nearest_name, printable_line, safe_name, short_repr
 
 NAME = "config.pbtxt"
@@ -70,7 +70,7 @@ class ModelConfig:
                 places[word] = depth, line
         return places
 
-    def finding(self, check: CheckCode, message: str, fix: str, *, at: str) -> Finding:
+    def finding(self, check: Code, message: str, fix: str, *, at: str) -> Finding:
         return check.finding(message, fix, file=self.file, line=self.line(at), key=at.strip('"'))
 
     def unknown_number(self, field: str, number: int, *, at: str) -> Finding:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
-from deepseek_triton_build.check.codes import UNUSED_ARGUMENTS, WEIGHTS_TOO_LARGE
 from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
-from deepseek_triton_build.check.finding import CheckCode, Finding
+from deepseek_triton_build.check.finding import UNUSED_ARGUMENTS, WEIGHTS_TOO_LARGE
 from deepseek_triton_build.check.flags import (
     YAML_FLAGS,
     ProgramFlags,
@@ -66,6 +65,7 @@ from deepseek_triton_build.check.scripts import (
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.render.trtllm_commands import YAML_NAME
+from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.rule import Deployment, Violation
 from deepseek_triton_build.text import first_names
 
@@ -299,7 +299,7 @@ def _divided(num_gpus: int | None, settings: Mapping[str, Any]) -> dict[str, int
     return {"tensor_parallel_size": ranks, "pipeline_parallel_size": num_gpus // ranks}
 
 
-def _misfits(deployment: Deployment) -> list[tuple[CheckCode, Violation]]:
+def _misfits(deployment: Deployment) -> list[tuple[Code, Violation]]:
     """Find what does not fit the memory of the GPUs. Of a file whose flags are not known, only the weights are judged,
     because the weights of a rank hardly depend on the rest."""
     if not deployment.unknown:

@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from deepseek_triton_build.build_errors import NothingToCheckError
-from deepseek_triton_build.check.codes import UNREADABLE
 from deepseek_triton_build.check.documents import Document, read_yaml
-from deepseek_triton_build.check.finding import Finding, Report, in_order
+from deepseek_triton_build.check.finding import UNREADABLE, Report, in_order
 from deepseek_triton_build.check.generated_origin import Stamp, changed_files, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions, require_model_root
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model, is_of_vllm_backend
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
-from deepseek_triton_build.check.rule_findings import CheckedFolder, PlacedDeployment, rule_finding
+from deepseek_triton_build.check.rule_findings import CheckedFolder, PlacedDeployment
 from deepseek_triton_build.check.schema import MODEL_YAML
 from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, ShellScript, Word, read_script
 from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.render.stamp import MANIFEST
 from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
+from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.rules.orchestrator import CLUSTER, CONFIG_NAME, DEFAULT_TIMEOUT_S, SCRIPT_NAME, Orchestrator
 
 SIDES = (CONTEXT, GENERATION)
@@ -95,7 +95,8 @@ def _pair_findings(sides: Mapping[str, CheckedFolder]) -> Iterator[Finding]:
     for rule, violation in () if pair is None else disaggregation_violations(pair):
         side, _, key = (violation.key or CONTEXT).partition(".")
         file, line, name = placed[side].place(key or None)
-        yield _below(side, rule_finding(rule, violation, (file, line, name)))
+        finding = rule.finding(violation.message, violation.fix, file=file, line=line, key=name or None)
+        yield _below(side, finding)
 
 
 def orchestrator_findings(config: Path, sides: Mapping[str, CheckedFolder], options: CheckOptions) -> list[Finding]:
@@ -109,7 +110,7 @@ def orchestrator_findings(config: Path, sides: Mapping[str, CheckedFolder], opti
     orchestrator = _orchestrator(document, script, _server_pair(sides)[1], options)
     for rule, violation in orchestrator_violations(orchestrator):
         file, line = (SCRIPT_NAME, None) if violation.key is None else (config.name, document.line(violation.key))
-        findings.append(rule_finding(rule, violation, (file, line, violation.key or "")))
+        findings.append(rule.finding(violation.message, violation.fix, file=file, line=line, key=violation.key))
     return findings
 
 

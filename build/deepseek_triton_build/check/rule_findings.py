@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, check_checkpoint, mtp_problems
 from deepseek_triton_build.check.documents import Document, read_yaml
-from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding, make_finding
+from deepseek_triton_build.check.finding import CheckedModel
 from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.check.gpus import vllm_memory_problems
 from deepseek_triton_build.check.model_identity import CheckOptions, Identity, identify, unchecked_facts
@@ -21,8 +21,9 @@ from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.rules import violations, vllm_violations
+from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.moe import BALANCER
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.rule import Deployment, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
 Place = tuple[str, int | None, str]
@@ -104,7 +105,7 @@ class ModelCheck:
     def check_deployment(
         self,
         deployment: Deployment,
-        misfits: Sequence[tuple[CheckCode, Violation]],
+        misfits: Sequence[tuple[Code, Violation]],
         place: Callable[[str | None], Place],
         facts: CheckpointFacts | None,
     ) -> None:
@@ -221,19 +222,11 @@ def make_vllm_deployment(
     )
 
 
-def rule_finding(rule: Rule | CheckCode, violation: Violation, place: Place) -> Finding:
-    """Return the finding about a broken rule at `place`."""
-    file, line, name = place
-    message, fix = violation.message, violation.fix
-    return make_finding(rule.code, rule.severity, message, fix, file=file, line=line, key=name or None)
-
-
-def _report(
-    broken: Sequence[tuple[Rule | CheckCode, Violation]], place: Callable[[str | None], Place]
-) -> Iterator[Finding]:
+def _report(broken: Sequence[tuple[Code, Violation]], place: Callable[[str | None], Place]) -> Iterator[Finding]:
     for rule, violation in broken:
         file, line, name = place(violation.key)
-        yield rule_finding(rule, violation, (file, line, name if violation.key else ""))
+        key = name or None if violation.key else None
+        yield rule.finding(violation.message, violation.fix, file=file, line=line, key=key)
 
 
 def place_in(document: Document, arguments: CheckedArguments, release: Release) -> Callable[[str | None], Place]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_triton_build.check.codes import (
+from deepseek_triton_build.check.documents import Document, key_name
+from deepseek_triton_build.check.finding import (
     IGNORED_KEY,
     MOVED_KEY,
     NOT_A_SECTION,
@@ -20,8 +21,6 @@ from deepseek_triton_build.check.codes import (
     WRONG_SETTING_VALUE,
     WRONG_TYPE,
 )
-from deepseek_triton_build.check.documents import Document, key_name
-from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.data import spelling, type_strings
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.data.releases import (
@@ -39,6 +38,7 @@ from deepseek_triton_build.data.setting_types import (
     sampling_problem,
     warmup_problem,
 )
+from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr
 
 MODEL_YAML = "model.yaml"
@@ -239,7 +239,7 @@ class _SchemaWalk:
         else:
             self.add(WRONG_TYPE, key, expected_but_found(spelled, value), fix_of_type(spelled, value))
 
-    def add(self, check: CheckCode, key: str, message: str, fix: str) -> None:
+    def add(self, check: Code, key: str, message: str, fix: str) -> None:
         self.found.findings.append(self.document.finding(check, key, message, fix))
 
 

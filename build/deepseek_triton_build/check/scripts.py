@@ -10,13 +10,13 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.codes import BROKEN_SCRIPT, MISSPELLED_VARIABLE, OBSOLETE_VARIABLE, WRONG_VARIABLE
 from deepseek_triton_build.check.documents import Document, read_text
-from deepseek_triton_build.check.finding import CheckCode, Finding
+from deepseek_triton_build.check.finding import BROKEN_SCRIPT, MISSPELLED_VARIABLE, OBSOLETE_VARIABLE, WRONG_VARIABLE
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.data.yaml_files import load_yaml
 from deepseek_triton_build.render import quickstart
+from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import edit_instruction, parse_yaml, printable_line, short_repr
 
 START_SCRIPT = "start.sh"
@@ -289,7 +289,7 @@ def as_setting(document: Document, argument: str, value: Any) -> str:
 
 def _vllm_problem(
     name: str, variable: Variable, version: VllmVersion, write: Callable[[str, Any], str]
-) -> tuple[CheckCode, str, str] | None:
+) -> tuple[Code, str, str] | None:
     if name.startswith(_OF_TENSORRT_LLM):
         return OBSOLETE_VARIABLE, "vLLM does not read TensorRT-LLM's variables", "remove it"
     if not name.startswith("VLLM_") or name in version.environment:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_triton_build.check.codes import (
+from deepseek_triton_build.check.documents import Document, key_name
+from deepseek_triton_build.check.finding import (
     MOVED_KEY,
     NOT_A_SECTION,
     OUT_OF_RANGE,
@@ -15,12 +16,11 @@ from deepseek_triton_build.check.codes import (
     WRONG_NULL,
     WRONG_TYPE,
 )
-from deepseek_triton_build.check.documents import Document, key_name
-from deepseek_triton_build.check.finding import CheckCode
 from deepseek_triton_build.check.schema import TRITON_SECTION, CheckedArguments, expected_but_found, fix_of_type
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, Argument, Replacement, VllmVersion, load_vllm
+from deepseek_triton_build.rules.finding import Code
 from deepseek_triton_build.rules.vllm_deployment import MTP_METHODS
 from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr
 
@@ -31,7 +31,7 @@ _MOST_CHOICES = 8
 class ArgumentProblem:
     """One fault of an argument, wherever it is given."""
 
-    check: CheckCode
+    check: Code
     message: str
     fix: str
 

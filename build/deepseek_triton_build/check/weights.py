@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.codes import (
+from deepseek_triton_build.check.documents import NotAFileError, is_inside, open_file, read_json
+from deepseek_triton_build.check.finding import (
     BROKEN,
     BROKEN_SHARD,
     MISSING_SHARD,
@@ -20,9 +21,8 @@ from deepseek_triton_build.check.codes import (
     UNREADABLE,
     WRONG_LENGTH,
 )
-from deepseek_triton_build.check.documents import NotAFileError, is_inside, open_file, read_json
-from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.safetensors import Header, HeaderError, PointerError, read_header
+from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import first_names, safe_name
 
 INDEX = "model.safetensors.index.json"

@@ -32,11 +32,10 @@ from deepseek_triton_build.planning.target import (
     refuse_uneven_stages,
     round_up,
 )
-from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
+from deepseek_triton_build.rules.attention import LOW_CONCURRENCY, SAFE_NUM_TOKENS
 from deepseek_triton_build.rules.moe import BALANCER
 from deepseek_triton_build.rules.rule import MTP_KV_LAYERS
 from deepseek_triton_build.rules.size_limits import OOM_NUM_TOKENS
-from deepseek_triton_build.rules.sparse import SAFE_NUM_TOKENS
 
 WIDE_EP = "WIDEEP"
 LONGEST_ANSWER = 32768

@@ -1,7 +1,7 @@
 """The rules: what can't work, or is known not to work, each with its release range and source.
 
 A rule looks at a Deployment (of vLLM: a VllmDeployment) and yields a Violation for each way in which it is broken.
-A rule of disaggregation looks at a ServerPair or at the Orchestrator of one. docs/rules.md lists all rules.
+A rule of disaggregation looks at a ServerPair or at the Orchestrator of one. Their words are in data/rules.yaml.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from deepseek_triton_build.rules import (
     kv_cache,
     moe,
     orchestrator,
-    parallelism,
     size_limits,
-    sparse,
     speculative,
     vllm,
 )
@@ -28,7 +26,7 @@ from deepseek_triton_build.rules.orchestrator import Orchestrator
 from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
-_MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe, parallelism, sparse)
+_MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe)
 RULES = tuple(sorted((rule for module in _MODULES for rule in module.RULES), key=lambda rule: rule.code))
 """Every rule of TensorRT-LLM, sorted by code."""
 VLLM_RULES = tuple(vllm.RULES)

@@ -1,25 +1,25 @@
-"""Rules A: prompts, chunked prefill and attention data parallelism."""
+"""Rules A: prompts, chunked prefill and attention data parallelism. Rules V: V3.2 and its sparse attention."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import divides_attention
-from deepseek_triton_build.data.planned_settings import GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
+from deepseek_triton_build.rules.kv_cache import sixteen_bits
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
 LOW_CONCURRENCY = 128
 """Concurrent requests up to which tensor-parallel attention with CUDA graphs is faster than attention DP
 (TensorRT-LLM 0.19, examples/deepseek_v3/README.md)."""
+_REUSE = "kv_cache_config.enable_block_reuse"
+_CHUNKED = "enable_chunked_prefill"
+_TOKENS_PER_BLOCK = 64
+SAFE_NUM_TOKENS = 8192
+"""The largest max_num_tokens that V3.2 has not been seen to crash with (NVIDIA/TensorRT-LLM#9932)."""
 
 
-@RULES.error(
-    "A001",
-    title="With chunked prefill, max_num_tokens is a multiple of the KV block size",
-    why="A chunk has to end where a block ends. On Hopper a block has 64 tokens, because FlashMLA sets that size.",
-    source=f"{GUIDE}, Chunked Prefill; {PY_EXECUTOR_CREATOR}",
-)
+@RULES.error("A001")
 def _chunk_size(d: Deployment) -> Iterator[Violation]:
     tokens, block = d.get("max_num_tokens"), d.tokens_per_block
     if d.get("enable_chunked_prefill") and tokens and block > 0 and tokens % block:
@@ -28,12 +28,7 @@ def _chunk_size(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, f"use {whole}")
 
 
-@RULES.error(
-    "A002",
-    title="Without chunked prefill, prompts fit max_num_tokens",
-    why="A prompt is then processed in one iteration or not at all: a longer one is refused when it arrives.",
-    source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
-)
+@RULES.error("A002")
 def _longest_input(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
     if not d.takes_over and _is_refused(d, d.isl):
@@ -48,12 +43,7 @@ def _is_refused(d: Deployment, prompt: int | None) -> bool:
     return bool(prompt is not None and tokens and not d.get("enable_chunked_prefill") and tokens < prompt)
 
 
-@RULES.note(
-    "A003",
-    title="Without chunked prefill, max_num_tokens is at least max_seq_len",
-    why="Otherwise max_seq_len promises longer prompts than the engine accepts.",
-    source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
-)
+@RULES.note("A003")
 def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
     tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
     if d.isl is not None or d.assumed_isl is not None or d.is_disaggregated:  # A009; a generation server has no prompts
@@ -64,14 +54,7 @@ def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, fix)
 
 
-@RULES.error(
-    "A004",
-    title="Chunked prefill is on only where MLA (DeepSeek's attention) supports it",
-    why="On other GPUs and releases the engine turns chunked prefill off with one line in its log, and long prompts "
-    "are refused.",
-    source=f"{PY_EXECUTOR_CREATOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
-    releases="Hopper: before 1.1",
-)
+@RULES.error("A004")
 def _unsupported_chunks(d: Deployment) -> Iterator[Violation]:
     if not d.get("enable_chunked_prefill") or d.gpu is None or d.is_sparse:  # V3.2: V004
         return
@@ -91,36 +74,19 @@ def _chunks_with_attention_dp(d: Deployment) -> Iterator[Violation]:
         yield Violation("enable_chunked_prefill", message, fix)
 
 
-@RULES.error(
-    "A005",
-    title="On Hopper, attention DP and chunked prefill are not both on in releases that hang with them",
-    why="After the first long prompt no request is answered any more, and there is no error; only a restart helps.",
-    source="NVIDIA/TensorRT-LLM#5267 (0.21.0rc1, H20)",
-    releases="before 1.1",
-)
+@RULES.error("A005")
 def _hang_on_hopper(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture == "hopper":
         yield from _chunks_with_attention_dp(d)
 
 
-@RULES.warning(
-    "A006",
-    title="Attention DP and chunked prefill are not on together in old releases",
-    why="The hang was seen on Hopper; whether it occurs on other GPUs in these releases is not established.",
-    source="NVIDIA/TensorRT-LLM#5267",
-    releases="before 1.1",
-)
+@RULES.warning("A006")
 def _hang_elsewhere(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture != "hopper":
         yield from _chunks_with_attention_dp(d)
 
 
-@RULES.note(
-    "A007",
-    title="At low concurrency, attention is tensor-parallel and CUDA graphs are on",
-    why=f"Up to {LOW_CONCURRENCY} concurrent requests, these settings are faster.",
-    source=f"{GUIDE} (0.19), Create Configuration Files",
-)
+@RULES.note("A007")
 def _low_concurrency(d: Deployment) -> Iterator[Violation]:
     batch, layout = d.get("max_batch_size"), d.layout
     if not batch or batch * layout.attention_dp_size > LOW_CONCURRENCY or d.is_disaggregated:
@@ -142,13 +108,7 @@ def _low_concurrency(d: Deployment) -> Iterator[Violation]:
         yield Violation("cuda_graph_config", message, "remove cuda_graph_config: null")
 
 
-@RULES.warning(
-    "A008",
-    title="Where attention DP has settings, attention DP is on",
-    why="The scheduler balances ranks only when each of them has requests of its own.",
-    source=f"{LLM_ARGS}, AttentionDpConfig",
-    releases="1.0 and newer",
-)
+@RULES.warning("A008")
 def _unused_balance(d: Deployment) -> Iterator[Violation]:
     given = [key for key, value in d.settings.items() if key.startswith("attention_dp_config") and value is not None]
     if given and not d.get("enable_attention_dp"):
@@ -156,13 +116,7 @@ def _unused_balance(d: Deployment) -> Iterator[Violation]:
         yield Violation(given[0], message, "set enable_attention_dp: true, or remove attention_dp_config")
 
 
-@RULES.warning(
-    "A009",
-    title="A plan whose iterations limit its prompts is made for a workload",
-    why="Without chunked prefill a longer prompt than max_num_tokens is refused when it arrives, and the sizes of a "
-    "published benchmark are for its own lengths.",
-    source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
-)
+@RULES.warning("A009")
 def _assumed_lengths(d: Deployment) -> Iterator[Violation]:
     tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
     if d.assumed_isl is None or not tokens or not longest or d.get("enable_chunked_prefill") or tokens >= longest:
@@ -174,16 +128,81 @@ def _assumed_lengths(d: Deployment) -> Iterator[Violation]:
     yield Violation("max_num_tokens", message, "plan for your own lengths with --isl and --osl")
 
 
-@RULES.note(
-    "A010",
-    title="A generation server can compute a prompt by itself",
-    why="The gateway has it compute prompts when no context server is up, when a KV cache is lost before the second "
-    "token, for requests that can't be shared, and for those within --local-prefill.",
-    source="this project's gateway: docs/gateway-fleet.md, Context and generation servers",
-)
+@RULES.note("A010")
 def _own_prompts(d: Deployment) -> Iterator[Violation]:
     if d.takes_over and _is_refused(d, d.isl):
         message = f"max_num_tokens {d.get('max_num_tokens'):,} is less than a prompt of {d.isl:,} tokens, so that this "
         message += "generation server refuses those that it has to compute itself"
         fix = f"for that, raise max_num_tokens to {d.isl}, or set enable_chunked_prefill: true"
         yield Violation("max_num_tokens", message, fix)
+
+
+@RULES.error("V001")
+def _fp8_kv(d: Deployment) -> Iterator[Violation]:
+    if d.is_sparse and d.has_fp8_kv and d.gpu is not None and d.gpu.architecture != "blackwell":
+        message = f"V3.2 has an FP8 KV cache on Blackwell only, not on {d.gpu.title}"
+        yield Violation("kv_cache_config.dtype", message, sixteen_bits(d))
+
+
+@RULES.error("V002")
+def _block_size(d: Deployment) -> Iterator[Violation]:
+    key = "kv_cache_config.tokens_per_block"
+    if d.is_sparse and d.get(key) != _TOKENS_PER_BLOCK:
+        message = f"V3.2 needs KV blocks of {_TOKENS_PER_BLOCK} tokens, not {d.get(key)}"
+        yield Violation(key, message, f"set {key}: {_TOKENS_PER_BLOCK}")
+
+
+@RULES.error("V003")
+def _no_reuse(d: Deployment) -> Iterator[Violation]:
+    if d.is_sparse and d.get(_REUSE) and d.release is not None and d.supports("v32_block_reuse") is False:
+        message = f"with block reuse V3.2 does not load in TensorRT-LLM {d.release.version}"
+        yield Violation(_REUSE, message, f"set {_REUSE}: false")
+
+
+@RULES.error("V004")
+def _no_chunks(d: Deployment) -> Iterator[Violation]:
+    if d.is_sparse and d.get(_CHUNKED) and d.release is not None and d.supports("v32_chunked_prefill") is False:
+        message = f"V3.2 has no chunked prefill in TensorRT-LLM {d.release.version}"
+        yield Violation(_CHUNKED, message, f"set {_CHUNKED}: false")
+
+
+@RULES.warning("V005")
+def _young_reuse(d: Deployment) -> Iterator[Violation]:
+    if d.is_sparse and d.get(_REUSE) and d.supports("v32_block_reuse") is not False:
+        message = "block reuse for V3.2 is new, and the guide still turns it off"
+        yield Violation(_REUSE, message, f"compare answers with {_REUSE}: false before relying on it")
+
+
+@RULES.warning("V006")
+def _young_chunks(d: Deployment) -> Iterator[Violation]:
+    if d.is_sparse and d.get(_CHUNKED) and d.supports("v32_chunked_prefill") is not False:
+        message = "chunked prefill for V3.2 is new, and the guide still turns it off"
+        yield Violation(_CHUNKED, message, f"compare answers with {_CHUNKED}: false before relying on it")
+
+
+@RULES.warning("V007")
+def _num_tokens(d: Deployment) -> Iterator[Violation]:
+    tokens = d.get("max_num_tokens")
+    if d.is_sparse and tokens and tokens > SAFE_NUM_TOKENS:
+        message = (
+            f"V3.2 was seen to crash above {SAFE_NUM_TOKENS:,} tokens an iteration, and max_num_tokens is {tokens:,}"
+        )
+        fix = f"use {SAFE_NUM_TOKENS}, with enable_chunked_prefill: true for longer prompts"
+        yield Violation("max_num_tokens", message, fix)
+
+
+@RULES.error("V008")
+def _mtp_layers(d: Deployment) -> Iterator[Violation]:
+    if d.is_sparse and d.num_draft_tokens > 1 and d.release is not None and d.supports("v32_mtp_above_1") is False:
+        key = "speculative_config.num_nextn_predict_layers"
+        message = f"V3.2 drafts at most one token in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
+        yield Violation(key, message, f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
+
+
+@RULES.error("V009")
+def _sparse_only(d: Deployment) -> Iterator[Violation]:
+    section = "sparse_attention_config"
+    given = [key for key, value in d.settings.items() if key.startswith(section) and value is not None]
+    if given and d.architecture is not None and not d.is_sparse:
+        name = d.variant.name if d.variant is not None else d.architecture.name
+        yield Violation(given[0], f"{name} has no sparse attention", f"remove {section}")

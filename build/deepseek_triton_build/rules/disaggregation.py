@@ -12,8 +12,6 @@ from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactE
 RULES = RuleTable()
 CONTEXT, GENERATION = "context", "generation"
 """The sides of a pair, which are also the names of their folders."""
-_DOCUMENT = "TensorRT-LLM 1.2.0 documentation, features/disagg-serving"
-_BENCHMARK = "TensorRT-LLM examples/disaggregated/slurm/benchmark/config.yaml"
 _TRANSCEIVER = "cache_transceiver_config"
 _BACKEND = f"{_TRANSCEIVER}.backend"
 BUFFER = f"{_TRANSCEIVER}.max_tokens_in_buffer"
@@ -58,14 +56,7 @@ def _on(side: str, key: str) -> str:
     return f"{side}.{key}"
 
 
-@RULES.error(
-    "G001",
-    title="Both servers run a release whose hand-over is known",
-    why="In 0.21 cache_transceiver_config has only the size of its buffer, and what a context server answers was not "
-    "read in it.",
-    source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py of 0.21.0, CacheTransceiverConfig",
-    releases="before 1.0",
-)
+@RULES.error("G001")
 def _release(pair: ServerPair) -> Iterator[Violation]:
     for side, d in pair.sides.items():
         if d.release is not None and d.is_before("1.0.0"):
@@ -73,14 +64,7 @@ def _release(pair: ServerPair) -> Iterator[Violation]:
             yield Violation(None, message, "use 1.0.0 or newer")
 
 
-@RULES.error(
-    "G002",
-    title="Both servers have a cache transceiver",
-    why="Without cache_transceiver_config.backend the server transfers no KV cache, and a line of its log says so. The "
-    "variable TRTLLM_USE_UCX_KVCACHE alone is not enough.",
-    source=f"{_DOCUMENT}; ai-dynamo/dynamo#2278",
-    releases="from 1.0",
-)
+@RULES.error("G002")
 def _transceiver(pair: ServerPair) -> Iterator[Violation]:
     for side, d in pair.sides.items():
         if not d.is_before("1.0.0") and d.get(_BACKEND) is None:
@@ -88,12 +72,7 @@ def _transceiver(pair: ServerPair) -> Iterator[Violation]:
             yield Violation(_on(side, _BACKEND), message, f"set {_BACKEND}: UCX")
 
 
-@RULES.error(
-    "G003",
-    title="On the context server the overlap scheduler is off",
-    why="It is not supported there: a context server ends each request after its first token.",
-    source=_DOCUMENT,
-)
+@RULES.error("G003")
 def _overlap(pair: ServerPair) -> Iterator[Violation]:
     key = "disable_overlap_scheduler"
     if not pair.context.get(key):
@@ -101,26 +80,14 @@ def _overlap(pair: ServerPair) -> Iterator[Violation]:
         yield Violation(_on(CONTEXT, key), message, f"set {key}: true")
 
 
-@RULES.error(
-    "G004",
-    title="On the context server CUDA graphs are off",
-    why="Graphs are for batches that only decode, which a context server never has: they take memory and time to "
-    "start, and never run.",
-    source=_BENCHMARK,
-)
+@RULES.error("G004")
 def _graphs(pair: ServerPair) -> Iterator[Violation]:
     if pair.context.has_cuda_graphs:
         message = "the context server captures CUDA graphs, which it never runs"
         yield Violation(_on(CONTEXT, "cuda_graph_config"), message, "set cuda_graph_config: null")
 
 
-@RULES.error(
-    "G005",
-    title="A context server with pipeline stages has no generation server with tensor parallelism",
-    why="Disaggregated serving may hang with context pipeline parallelism and generation tensor parallelism.",
-    source="TensorRT-LLM release notes 1.2, known issues",
-    releases="1.2",
-)
+@RULES.error("G005")
 def _pipeline(pair: ServerPair) -> Iterator[Violation]:
     releases = [d.release for d in pair.sides.values() if d.release is not None]
     if not any(not release.is_before("1.2.0") and release.is_before("1.3.0") for release in releases):
@@ -133,13 +100,7 @@ def _pipeline(pair: ServerPair) -> Iterator[Violation]:
         yield Violation(_on(CONTEXT, "pipeline_parallel_size"), message, fix)
 
 
-@RULES.error(
-    "G006",
-    title="Both servers have the same model and the same KV cache",
-    why="The generation server takes the context server's KV blocks as they are: layers, heads, dtype and block size "
-    "have to be the same.",
-    source=_DOCUMENT,
-)
+@RULES.error("G006")
 def _same_cache(pair: ServerPair) -> Iterator[Violation]:
     context, generation = pair.context, pair.generation
     if context.has_fp8_kv != generation.has_fp8_kv:
@@ -157,12 +118,7 @@ def _same_cache(pair: ServerPair) -> Iterator[Violation]:
         yield Violation(_on(GENERATION, "model"), message, "serve one model on both")
 
 
-@RULES.error(
-    "G007",
-    title="Both servers have the same speculative_config",
-    why="The draft layers have KV of their own, which is handed over too.",
-    source=_DOCUMENT,
-)
+@RULES.error("G007")
 def _same_drafts(pair: ServerPair) -> Iterator[Violation]:
     context, generation = (d.num_draft_tokens for d in (pair.context, pair.generation))
     if context != generation:
@@ -171,12 +127,7 @@ def _same_drafts(pair: ServerPair) -> Iterator[Violation]:
         yield Violation(_on(GENERATION, key), message, "use the same speculative_config on both")
 
 
-@RULES.error(
-    "G008",
-    title="Both servers decode greedily or sample: beam search is off",
-    why="The KV cache of a single beam is handed over.",
-    source=_DOCUMENT,
-)
+@RULES.error("G008")
 def _beams(pair: ServerPair) -> Iterator[Violation]:
     key = "max_beam_width"
     for side, d in pair.sides.items():
@@ -185,14 +136,7 @@ def _beams(pair: ServerPair) -> Iterator[Violation]:
             yield Violation(_on(side, key), message, f"remove {key}")
 
 
-@RULES.error(
-    "G009",
-    title="The transfer buffer holds the longest prompt",
-    why="With a smaller buffer, transfers wait for memory under load, time out, and leave both servers in a deadlock "
-    "that only a restart ends.",
-    source="Dynamo documentation, TensorRT-LLM known issues and mitigations (ai-dynamo/dynamo#4327)",
-    releases="from 1.0",
-)
+@RULES.error("G009")
 def _buffer(pair: ServerPair) -> Iterator[Violation]:
     longest = longest_prompt(pair.context)
     for side, d in pair.sides.items():
@@ -217,14 +161,7 @@ def buffer_tokens(prompt: int) -> int:
     return -(-prompt // 64) * 64
 
 
-@RULES.error(
-    "G010",
-    title="On the context server KV blocks are not reused",
-    why="A block may be evicted from the tree of reusable blocks before it has been sent. Then it is never sent, and "
-    "the generation server waits for it for ever.",
-    source="NVIDIA/TensorRT-LLM#12540, #12542, #12560 (1.2.0rc6.post2, open)",
-    releases="1.2",
-)
+@RULES.error("G010")
 def _reuse(pair: ServerPair) -> Iterator[Violation]:
     d = pair.context
     if d.release is not None and not d.is_before("1.2.0") and d.get(_REUSE):
@@ -232,12 +169,7 @@ def _reuse(pair: ServerPair) -> Iterator[Violation]:
         yield Violation(_on(CONTEXT, _REUSE), message, f"set {_REUSE}: false")
 
 
-@RULES.warning(
-    "G011",
-    title="Both servers take requests of the same length",
-    why="A prompt that one of them takes and the other refuses is read for nothing.",
-    source="the limits of the LLM API on both servers",
-)
+@RULES.warning("G011")
 def _same_length(pair: ServerPair) -> Iterator[Violation]:
     for key, context, generation in pair.differing("max_seq_len"):
         if context and generation and generation < context:
@@ -245,13 +177,7 @@ def _same_length(pair: ServerPair) -> Iterator[Violation]:
             yield Violation(_on(GENERATION, key), message, f"set {key}: {context} on both")
 
 
-@RULES.warning(
-    "G012",
-    title="A transfer of a long prompt has more than a minute",
-    why="60 s were too short for prompts of 32K to 128K tokens; a transfer that times out fails its request.",
-    source="NVIDIA/TensorRT-LLM#13868, #15152",
-    releases="from 1.2",
-)
+@RULES.warning("G012")
 def _transfer_timeout(pair: ServerPair) -> Iterator[Violation]:
     key, longest = f"{_TRANSCEIVER}.kv_transfer_timeout_ms", longest_prompt(pair.context)
     for side, d in pair.sides.items():
@@ -261,14 +187,7 @@ def _transfer_timeout(pair: ServerPair) -> Iterator[Violation]:
             yield Violation(_on(side, key), message, f"raise it above 60000, or remove {key}")
 
 
-@RULES.error(
-    "G013",
-    title="Both servers transfer by the same backend",
-    why="A server says where its KV cache lies in the words of its backend, which another backend can't read. DEFAULT "
-    "stands for another one in each release.",
-    source=f"{_DOCUMENT}, KV cache exchange; NVIDIA/TensorRT-LLM examples/disaggregated/README.md",
-    releases="from 1.0",
-)
+@RULES.error("G013")
 def _same_backend(pair: ServerPair) -> Iterator[Violation]:
     for key, context, generation in pair.differing(_BACKEND):
         if context and generation:  # a missing one: G002

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.catalog import variant_of_model
-from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, LLM_ARGS
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 from deepseek_triton_build.text import is_path
 
@@ -18,13 +17,7 @@ REASONING_PARSER = "deepseek-r1"
 """The one name that every release since 0.21 knows for DeepSeek."""
 
 
-@RULES.note(
-    "E001",
-    title="With long prompts on H200, the allocator is kept from fragmenting memory",
-    why="Running out of memory with prompts of 8K tokens and answers of 1K tokens on H200 is a known issue of "
-    "PyTorch's caching allocator.",
-    source=f"{DEPLOYMENT}, Troubleshooting Tips",
-)
+@RULES.note("E001")
 def _allocator(d: Deployment) -> Iterator[Violation]:
     if d.gpu is None or d.gpu.name != "h200" or (d.isl or 0) < _LONG_INPUT:
         return
@@ -34,13 +27,7 @@ def _allocator(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, f"start the server with {name}=max_split_size_mb:8192")
 
 
-@RULES.warning(
-    "E002",
-    title="All layers of the model are loaded",
-    why="The environment variable TLLM_OVERRIDE_LAYER_NUM is for tests: it leaves layers out, and turns off the "
-    "prefetching of weights.",
-    source="TensorRT-LLM tensorrt_llm/_torch/models/checkpoints/hf/weight_loader.py",
-)
+@RULES.warning("E002")
 def _layers(d: Deployment) -> Iterator[Violation]:
     layers = d.environment.get("TLLM_OVERRIDE_LAYER_NUM", "0")
     if layers not in ("", "0"):
@@ -48,24 +35,14 @@ def _layers(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "remove the variable")
 
 
-@RULES.note(
-    "E003",
-    title="DeepGEMM is on for FP8 on Hopper",
-    why="It is on by default and faster.",
-    source=f"{GUIDE}, DeepGEMM",
-)
+@RULES.note("E003")
 def _deepgemm(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture == "hopper" and d.precision == "fp8" and d.environment.get("TRTLLM_DG_ENABLED") == "0":
         message = "TRTLLM_DG_ENABLED=0 turns off DeepGEMM, the fast FP8 kernels of Hopper"
         yield Violation(None, message, "remove the variable")
 
 
-@RULES.error(
-    "E004",
-    title="The PyTorch backend is selected",
-    why="Before 1.0 the default is the TensorRT engine. These settings are for the PyTorch backend only.",
-    source="TensorRT-LLM release notes 1.0; examples/models/core/deepseek_v3/README.md, Serving",
-)
+@RULES.error("E004")
 def _engine(d: Deployment) -> Iterator[Violation]:
     backend = d.get("backend")
     if backend not in (None, "pytorch"):
@@ -75,37 +52,21 @@ def _engine(d: Deployment) -> Iterator[Violation]:
         yield Violation("backend", message, "set backend: pytorch")
 
 
-@RULES.warning(
-    "E005",
-    title="The weights are loaded",
-    why="load_format DUMMY fills the model with random numbers, which is for measuring loads without a checkpoint.",
-    source=f"{LLM_ARGS}, LoadFormat",
-)
+@RULES.warning("E005")
 def _dummy_weights(d: Deployment) -> Iterator[Violation]:
     if str(d.get("load_format")).upper() == "DUMMY":
         message = "load_format DUMMY serves random weights: the answers are noise"
         yield Violation("load_format", message, "remove load_format")
 
 
-@RULES.error(
-    "E006",
-    title="The engine has a tokenizer",
-    why="Without one it can read no text and write none.",
-    source=f"{LLM_ARGS}, skip_tokenizer_init",
-)
+@RULES.error("E006")
 def _no_tokenizer(d: Deployment) -> Iterator[Violation]:
     if d.get("skip_tokenizer_init"):
         message = "skip_tokenizer_init leaves the engine without a tokenizer, so that it takes token ids only"
         yield Violation("skip_tokenizer_init", message, "remove skip_tokenizer_init")
 
 
-@RULES.error(
-    "E007",
-    title="custom_tokenizer is a class, or deepseek_v32 for V3.2",
-    why="The engine imports the class. The one of V3.2 writes V3.2's chat template, which other models don't know.",
-    source="TensorRT-LLM tensorrt_llm/tokenizer; blog: Optimizing DeepSeek-V3.2 on NVIDIA Blackwell GPUs",
-    releases="1.2",
-)
+@RULES.error("E007")
 def _custom_tokenizer(d: Deployment) -> Iterator[Violation]:
     custom = d.get("custom_tokenizer")
     if not custom:
@@ -119,12 +80,7 @@ def _custom_tokenizer(d: Deployment) -> Iterator[Violation]:
         yield Violation("custom_tokenizer", message, "remove custom_tokenizer, or name the class with its module")
 
 
-@RULES.error(
-    "E008",
-    title="tokenizer names the model's own tokenizer",
-    why="Another tokenizer's ids stand for other words, and its chat template is another model's.",
-    source="tokenizer.json and tokenizer_config.json of deepseek-ai/DeepSeek-V3 and deepseek-ai/DeepSeek-R1",
-)
+@RULES.error("E008")
 def _other_tokenizer(d: Deployment) -> Iterator[Violation]:
     name = d.get("tokenizer")
     if not name or is_path(name) or d.variant is None:
@@ -135,12 +91,7 @@ def _other_tokenizer(d: Deployment) -> Iterator[Violation]:
         yield Violation("tokenizer", message, "remove tokenizer: the checkpoint has its own")
 
 
-@RULES.error(
-    "E009",
-    title="reasoning_parser is one that reads DeepSeek's reasoning",
-    why="TensorRT-LLM's programs refuse an unknown name, and another model's parser looks for other marks.",
-    source="TensorRT-LLM tensorrt_llm/llmapi/reasoning_parser.py",
-)
+@RULES.error("E009")
 def _reasoning_parser(d: Deployment) -> Iterator[Violation]:
     parser = d.get("reasoning_parser")
     if parser and parser != REASONING_PARSER and d.architecture is not None:
@@ -148,13 +99,7 @@ def _reasoning_parser(d: Deployment) -> Iterator[Violation]:
         yield Violation("reasoning_parser", message, f"remove reasoning_parser, or write {REASONING_PARSER}")
 
 
-@RULES.note(
-    "E010",
-    title="No code of the checkpoint is run",
-    why="TensorRT-LLM has DeepSeek's models built in. With trust_remote_code it also imports Python files that lie in "
-    "the checkpoint's folder, with the server's rights.",
-    source=f"{LLM_ARGS}, trust_remote_code",
-)
+@RULES.note("E010")
 def _remote_code(d: Deployment) -> Iterator[Violation]:
     if d.get("trust_remote_code"):
         yield Violation("trust_remote_code", RUNS_CODE, "leave trust_remote_code out")

@@ -1,48 +1,30 @@
-"""Rules H: which GPUs, weights and releases go together, under any settings."""
+"""Rules H: which GPUs, weights and releases go together. Rules P: how an instance is divided among its GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepseek_triton_build.data.planned_settings import GUIDE
+from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, cut_attention_blocks
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
 
 
-@RULES.error(
-    "H001",
-    title="The GPU is Hopper or Blackwell",
-    why="There are no FP8 kernels for Ampere (SM80, SM86): the model does not load.",
-    source=f"{GUIDE}, Hardware Requirements",
-    target_only=True,
-)
+@RULES.error("H001", target_only=True)
 def _ampere(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.gpu.architecture == "ampere":
         message = f"{d.gpu.title} is Ampere (SM{d.gpu.sm}), where TensorRT-LLM does not run DeepSeek"
         yield Violation(None, message, "use Hopper or Blackwell, for example h200")
 
 
-@RULES.error(
-    "H002",
-    title="NVFP4 weights run on Blackwell",
-    why="Hopper has no FP4 tensor cores; the hardware table says N/A.",
-    source=f"{GUIDE}, Hardware Requirements; model cards of nvidia/DeepSeek-R1-FP4",
-    target_only=True,
-)
+@RULES.error("H002", target_only=True)
 def _nvfp4(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "fp4" and d.gpu.architecture != "blackwell":
         message = f"{d.gpu.title} has no FP4 arithmetic: NVFP4 weights need Blackwell"
         yield Violation(None, message, "use the fp8 weights, or b200, gb200 or gb200-nvl72")
 
 
-@RULES.error(
-    "H003",
-    title="W4AFP8 weights run on Hopper",
-    why="The kernels for INT4 weights with FP8 activations exist for SM90 only, since release 0.20.",
-    source=f"{GUIDE}, Hardware Requirements and W4AFP8; NVIDIA/TensorRT-LLM PR 4123; release notes 0.20",
-    target_only=True,
-)
+@RULES.error("H003", target_only=True)
 def _w4a8(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "w4a8" and d.gpu.architecture == "blackwell":
         message = f"W4AFP8 weights are supported on Hopper only, not yet on {d.gpu.title}"
@@ -52,26 +34,13 @@ def _w4a8(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "use TensorRT-LLM 0.21.0 or newer, or the fp8 weights")
 
 
-@RULES.error(
-    "H004",
-    title="W4AFP8 weights belong to V3 or R1",
-    why="The hardware table has a W4A8 column for V3 and R1 only.",
-    source=f"{GUIDE}, Hardware Requirements",
-    target_only=True,
-)
+@RULES.error("H004", target_only=True)
 def _w4a8_sparse(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a8" and d.is_sparse:
         yield Violation(None, "W4AFP8 is for V3 and R1, not for V3.2", "use the fp8 weights")
 
 
-@RULES.error(
-    "H005",
-    title="For FP8 weights on Blackwell, the release has the kernels",
-    why="The executor stops at start: the FP8 block-scale GEMM of older releases runs on Hopper only.",
-    source="NVIDIA/TensorRT-LLM#5064",
-    releases="before 1.0",
-    target_only=True,
-)
+@RULES.error("H005", target_only=True)
 def _fp8_blackwell(d: Deployment) -> Iterator[Violation]:
     is_fp8_on_blackwell = d.precision == "fp8" and d.gpu_architecture == "blackwell"
     if d.release is not None and is_fp8_on_blackwell and d.supports("fp8_blackwell") is False:
@@ -79,15 +48,7 @@ def _fp8_blackwell(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "use TensorRT-LLM 1.0.0 or newer, or the fp4 weights")
 
 
-@RULES.error(
-    "H006",
-    title="The release supports the model",
-    why="The engine refuses an unknown architecture when the model loads, which is only after the container was "
-    "pulled.",
-    source="TensorRT-LLM release notes; NVIDIA/TensorRT-LLM PR 8405 (V3.2)",
-    releases="before the model's own; V3.2: before 1.2",
-    target_only=True,
-)
+@RULES.error("H006", target_only=True)
 def _release(d: Deployment) -> Iterator[Violation]:
     if d.release is None:
         return
@@ -101,14 +62,117 @@ def _release(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "use TensorRT-LLM 1.2.0 or newer")
 
 
-@RULES.error(
-    "H007",
-    title="W4A16 weights belong to vLLM",
-    why="TensorRT-LLM's hardware table for DeepSeek has FP8, FP4 and W4AFP8 only.",
-    source=f"{GUIDE}, Hardware Requirements",
-    target_only=True,
-)
+@RULES.error("H007", target_only=True)
 def _w4a16(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a16":
         message = "TensorRT-LLM does not serve W4A16 weights (AWQ, GPTQ, compressed-tensors) of DeepSeek; vLLM does"
         yield Violation(None, message, "use --engine vllm, or the fp8 weights")
+
+
+@RULES.error("P001")
+def _heads(d: Deployment) -> Iterator[Violation]:
+    tp = d.layout.tensor_parallel_size
+    if d.architecture is not None and not d.layout.attention_dp and d.architecture.num_heads % tp:
+        message = f"{d.architecture.num_heads} attention heads can't be divided by tensor_parallel_size {tp}"
+        fix = "use a power of two, or set enable_attention_dp: true"
+        yield Violation("tensor_parallel_size", message, fix)
+
+
+@RULES.error("P002")
+def _experts(d: Deployment) -> Iterator[Violation]:
+    ep = d.layout.expert_parallel_size
+    # With a load balancer the slots are divided instead (M005).
+    slots = d.get("moe_config.load_balancer.num_slots")
+    if d.architecture is not None and not slots and d.architecture.num_routed_experts % ep:
+        message = f"{d.architecture.num_routed_experts} experts can't be divided by moe_expert_parallel_size {ep}"
+        yield Violation("moe_expert_parallel_size", message, "use a power of two")
+
+
+@RULES.error("P003")
+def _expert_ranks(d: Deployment) -> Iterator[Violation]:
+    tp, ep = d.layout.tensor_parallel_size, d.get("moe_expert_parallel_size") or 0
+    if ep > 0 and tp % ep:
+        message = f"moe_expert_parallel_size {ep} does not divide tensor_parallel_size {tp}"
+        fix = f"use a divisor of {tp}: the experts are on the same ranks as attention"
+        yield Violation("moe_expert_parallel_size", message, fix)
+
+
+@RULES.error("P004")
+def _expert_grid(d: Deployment) -> Iterator[Violation]:
+    keys = ("moe_tensor_parallel_size", "moe_expert_parallel_size", "moe_cluster_parallel_size")
+    moe_tp, moe_ep, moe_cluster = (d.get(key) or 0 for key in keys)
+    tp = d.layout.tensor_parallel_size
+    if moe_tp > 0 and moe_ep > 0 and moe_tp * moe_ep * max(1, moe_cluster) != tp:
+        message = (
+            f"moe_tensor_parallel_size {moe_tp} x moe_expert_parallel_size {moe_ep} is not the number of ranks, {tp}"
+        )
+        yield Violation(keys[0], message, "remove moe_tensor_parallel_size: it follows from the other")
+
+
+@RULES.warning("P005")
+def _int4_groups(d: Deployment) -> Iterator[Violation]:
+    a, layout = d.architecture, d.layout
+    moe_tp = layout.tensor_parallel_size // layout.expert_parallel_size
+    if a is not None and d.precision == "w4a8" and moe_tp > 1 and a.moe_intermediate_size % (128 * moe_tp):
+        message = (
+            f"dividing an expert's {a.moe_intermediate_size} columns among {moe_tp} ranks cuts its INT4 groups of 128"
+        )
+        fix = f"raise moe_expert_parallel_size to {layout.tensor_parallel_size}"
+        yield Violation("moe_expert_parallel_size", message, fix)
+
+
+@RULES.warning("P006")
+def _mtp_pipeline(d: Deployment) -> Iterator[Violation]:
+    if d.num_draft_tokens and d.pipeline_parallel_size > 1:
+        message = "MTP with pipeline parallelism is not among the supported combinations"
+        fix = "use tensor parallelism over all GPUs, or remove speculative_config"
+        yield Violation("pipeline_parallel_size", message, fix)
+
+
+@RULES.error("P007")
+def _instances(d: Deployment) -> Iterator[Violation]:
+    per_node, num_gpus = d.get("gpus_per_node"), d.num_gpus
+    if per_node and per_node > 0 and num_gpus > per_node and num_gpus % per_node:
+        message = f"{num_gpus} GPUs (tensor x pipeline parallelism) are not whole nodes of {per_node}"
+        yield Violation("gpus_per_node", message, "make tensor x pipeline a multiple of gpus_per_node")
+
+
+@RULES.warning("P008")
+def _gpus_per_node(d: Deployment) -> Iterator[Violation]:
+    given, world = d.get("gpus_per_node"), d.num_gpus
+    if not given or d.gpu is None:
+        return
+    node = min(world, d.gpu.gpus_per_node)
+    if given < node or (given > d.gpu.gpus_per_node and world > d.gpu.gpus_per_node):
+        message = f"gpus_per_node {given}: a node with {d.gpu.name} usually has {d.gpu.gpus_per_node}"
+        fix = f"set gpus_per_node: {d.gpu.gpus_per_node}, or remove it, unless the nodes really have {given}"
+        yield Violation("gpus_per_node", message, fix)
+
+
+@RULES.error("P009")
+def _attention_blocks(d: Deployment) -> Iterator[Violation]:
+    a, tp = d.architecture, d.layout.tensor_parallel_size
+    if a is None or d.layout.attention_dp or d.precision not in ("fp8", "w4a8") or a.num_heads % tp:  # P001
+        return
+    if cut := cut_attention_blocks(a, tp):
+        message = f"tensor_parallel_size {tp} leaves a rank {cut}, which are no whole FP8 blocks of {FP8_BLOCK}"
+        yield Violation("tensor_parallel_size", message, "set enable_attention_dp: true, or use fewer ranks")
+
+
+@RULES.error("P010")
+def _expert_blocks(d: Deployment) -> Iterator[Violation]:
+    a, layout = d.architecture, d.layout
+    ranks = layout.tensor_parallel_size // layout.expert_parallel_size
+    if a is not None and d.precision == "fp8" and ranks > 1 and a.moe_intermediate_size % (FP8_BLOCK * ranks):
+        message = (
+            f"dividing an expert's {a.moe_intermediate_size} columns among {ranks} ranks cuts its FP8 blocks of "
+            f"{FP8_BLOCK}"
+        )
+        yield Violation("moe_expert_parallel_size", message, "raise moe_expert_parallel_size, or use fewer ranks")
+
+
+@RULES.error("P011")
+def _stages(d: Deployment) -> Iterator[Violation]:
+    if d.architecture is not None and d.pipeline_parallel_size > d.architecture.num_layers:
+        message = f"{d.architecture.num_layers} layers can't fill {d.pipeline_parallel_size} pipeline stages"
+        yield Violation("pipeline_parallel_size", message, f"use at most {d.architecture.num_layers} stages")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB
 from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_MAX_NUM_TOKENS
-from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
 from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, RuleTable, Violation
 
 RULES = RuleTable()
@@ -24,12 +23,7 @@ _SHORT_ITERATION = 2 * 1160
 (TensorRT-LLM examples/models/core/deepseek_v3/README.md, Disaggregated Serving)."""
 
 
-@RULES.error(
-    "K001",
-    title="For an FP8 KV cache, the GPU has the kernels",
-    why="MLA's FP8 kernels are FlashMLA on Hopper and trtllm-gen on Blackwell; other GPUs have none.",
-    source=f"{GUIDE}, FP8 KV Cache and MLA",
-)
+@RULES.error("K001")
 def _fp8(d: Deployment) -> Iterator[Violation]:
     if d.gpu is None or d.is_sparse or not d.has_fp8_kv:  # V3.2: V001
         return
@@ -39,13 +33,7 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DTYPE, message, sixteen_bits(d))
 
 
-@RULES.error(
-    "K002",
-    title="With W4AFP8 weights, the KV cache has 16 bits",
-    why="With an FP8 cache, the attention of the prompt (context phase) ends with an illegal memory access; no fix "
-    "is known.",
-    source="NVIDIA/TensorRT-LLM#8125 (open)",
-)
+@RULES.error("K002")
 def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a8" and d.has_fp8_kv:
         message = (
@@ -63,13 +51,7 @@ def sixteen_bits(d: Deployment) -> str:
     return f"set {_DTYPE}: auto{', and use ' if weights else ''}{weights}"
 
 
-@RULES.warning(
-    "K003",
-    title="The KV cache's dtype is auto or fp8",
-    why="The engine ignores any other value with one line in its log, and uses the checkpoint's own dtype.",
-    source=f"{LLM_ARGS}, KvCacheConfig",
-    releases="0.21 to 1.2",
-)
+@RULES.warning("K003")
 def _dtype(d: Deployment) -> Iterator[Violation]:
     dtype = d.get(_DTYPE)
     if dtype not in (None, "auto", "fp8"):
@@ -77,12 +59,7 @@ def _dtype(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DTYPE, message, "use auto (the checkpoint's own) or fp8")
 
 
-@RULES.error(
-    "K004",
-    title="Block reuse is on only where MLA supports it",
-    why="On other GPUs and in other releases, the engine turns block reuse off with one line in its log.",
-    source=f"{GUIDE}, KV Cache Reuse; {PY_EXECUTOR_CREATOR}",
-)
+@RULES.error("K004")
 def _reuse(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.get("kv_cache_config.enable_block_reuse") and d.gpu.sm not in _REUSE_SMS:
         message = f"KV blocks of MLA can't be reused on {d.gpu.title} (SM{d.gpu.sm})"
@@ -90,12 +67,7 @@ def _reuse(d: Deployment) -> Iterator[Violation]:
         yield Violation("kv_cache_config.enable_block_reuse", message, fix)
 
 
-@RULES.error(
-    "K005",
-    title="The KV cache's share of free memory is above 0 and at most 1",
-    why="It is a share of the memory that weights, CUDA graphs and one iteration leave free.",
-    source=f"{DEPLOYMENT}, kv_cache_free_gpu_memory_fraction",
-)
+@RULES.error("K005")
 def _fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is not None and not 0 < fraction <= 1:
@@ -103,12 +75,7 @@ def _fraction(d: Deployment) -> Iterator[Violation]:
         yield Violation(_FRACTION, message, "use 0.8 to 0.9, or less if memory runs out")
 
 
-@RULES.warning(
-    "K006",
-    title=f"The KV cache's share of free memory is at most {_HIGHEST_FRACTION}",
-    why="Memory use fluctuates; the guides name 0.7 to 0.95 and advise a smaller share when memory runs out.",
-    source=f"{GUIDE}; {DEPLOYMENT}; NVIDIA/TensorRT-LLM PR 7358",
-)
+@RULES.warning("K006")
 def _high_fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is not None and _HIGHEST_FRACTION < fraction <= 1:
@@ -116,12 +83,7 @@ def _high_fraction(d: Deployment) -> Iterator[Violation]:
         yield Violation(_FRACTION, message, "use 0.9 or less")
 
 
-@RULES.warning(
-    "K007",
-    title="With DEEPGEMM, the KV cache leaves room for its workspace",
-    why="The FP8 examples for Blackwell use 0.8; with MTP and large batches memory ran out even at 0.6.",
-    source=f"{GUIDE}, Serving (FP8); NVIDIA/TensorRT-LLM PR 13357, PR 14232",
-)
+@RULES.warning("K007")
 def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is None or d.get("moe_config.backend") != "DEEPGEMM" or fraction > 1:
@@ -134,12 +96,7 @@ def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
         yield Violation(_FRACTION, message, f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
 
 
-@RULES.note(
-    "K008",
-    title="On Hopper, the block size is left to FlashMLA",
-    why="FlashMLA replaces the configured size, with one line in the log.",
-    source=PY_EXECUTOR_CREATOR,
-)
+@RULES.note("K008")
 def _block_size(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.tokens_per_block"
     given = d.settings.get(key)
@@ -148,12 +105,7 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "leave it out")
 
 
-@RULES.note(
-    "K009",
-    title="The KV cache has one limit",
-    why="If two limits are set, the smaller one applies, and it is easy to look at the wrong one.",
-    source="the engine's own warning, as quoted in NVIDIA/TensorRT-LLM#5766",
-)
+@RULES.note("K009")
 def _two_limits(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.max_tokens"
     if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
@@ -161,14 +113,7 @@ def _two_limits(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "leave one of them out")
 
 
-@RULES.warning(
-    "K010",
-    title=f"At least {_LEAST_FREE // GIB} GiB of a GPU stay free",
-    why="cuBLAS, NCCL and the kernels of the first long prompts take memory after the KV cache; the margin is this "
-    "project's own, by the advice to take a smaller share when memory runs out. The servers of a pair are published "
-    f"with a share of {_HIGHEST_FRACTION} for iterations of 1,160 tokens, so it is not asked of them up to twice that.",
-    source=f"{GUIDE}; {DEPLOYMENT}; the plan's own arithmetic",
-)
+@RULES.warning("K010")
 def _little_free(d: Deployment) -> Iterator[Violation]:
     budget = d.budget()
     if budget is None or budget.kv_cache <= 0 or budget.free >= _LEAST_FREE:
@@ -185,12 +130,7 @@ def _little_free(d: Deployment) -> Iterator[Violation]:
     yield Violation(_FRACTION, message, fix)
 
 
-@RULES.error(
-    "K011",
-    title="dtype at the top level is a type of 16 or 32 bits",
-    why="It is the type of the activations. The KV cache's type is kv_cache_config.dtype, one indent further right.",
-    source=f"{LLM_ARGS}, BaseLlmArgs",
-)
+@RULES.error("K011")
 def _top_level_dtype(d: Deployment) -> Iterator[Violation]:
     dtype = d.get("dtype")
     if dtype not in (None, "auto", "bfloat16", "float16", "float32"):

@@ -6,23 +6,16 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, expert_bytes, host_memory_to_prefetch
 from deepseek_triton_build.data.catalog import find_moe_backends, moe_backend_rows
-from deepseek_triton_build.data.planned_settings import DEPLOYMENT, LLM_ARGS
 from deepseek_triton_build.data.type_strings import choices
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
 
 RULES = RuleTable()
-_MATRIX = f"{DEPLOYMENT}, MoE Backend Support Matrix"
 _BACKEND = "moe_config.backend"
 BALANCER = "moe_config.load_balancer"
 """The section of the expert load balancer; releases before 1.1 take the path of a file with its settings."""
 
 
-@RULES.error(
-    "M001",
-    title="The release has the chosen MoE back end (MoE: mixture of experts)",
-    why="moe_config.backend takes a fixed set of names; the engine does not load with any other.",
-    source=f"{LLM_ARGS}, MoeConfig",
-)
+@RULES.error("M001")
 def _known_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.settings.get(_BACKEND)
     found = None if d.release is None or backend is None else d.release.find_key(_BACKEND)
@@ -32,15 +25,7 @@ def _known_backend(d: Deployment) -> Iterator[Violation]:
         yield Violation(_BACKEND, message, f"use one of {', '.join(known)}")
 
 
-@RULES.error(
-    "M002",
-    title="The MoE back end supports these weights on this GPU",
-    why=(
-        "CUTLASS, the default, has no FP8 block-scale kernels for Blackwell; DEEPGEMM starts on Hopper but "
-        "crashes in its warm-up; WIDEEP is for more than 8 ranks of one NVL72."
-    ),
-    source=f"{_MATRIX}; NVIDIA/TensorRT-LLM#5064, PR 13327, PR 17119",
-)
+@RULES.error("M002")
 def _supported_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.get(_BACKEND)
     if d.gpu is None or d.precision is None or any(_known_backend(d)):
@@ -65,12 +50,7 @@ def _possible_sizes(d: Deployment) -> tuple[int, ...]:
         return (1,) if isinstance(ranks, int) and ranks <= 8 else (1, 16)
 
 
-@RULES.error(
-    "M003",
-    title="NVIDIA's support matrix has a MoE back end for this degree of expert parallelism",
-    why="For more than 8 ranks on Blackwell, the matrix lists one NVL72 domain only.",
-    source=_MATRIX,
-)
+@RULES.error("M003")
 def _wide_row(d: Deployment) -> Iterator[Violation]:
     ep = d.layout.expert_parallel_size
     if d.gpu is None or d.precision is None or find_moe_backends(d.gpu, d.precision, ep) is not None:
@@ -81,14 +61,7 @@ def _wide_row(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, fix)
 
 
-@RULES.error(
-    "M004",
-    title="FP8 on more than 8 expert ranks needs release 1.2 or newer, and no load balancer",
-    why="The guide of 1.0 says N/A. The guide of 1.2 says WIDEEP without EPLB (the load balancer). Nothing was "
-    "found for 1.1.",
-    source=f"{_MATRIX} (1.0.0 and 1.2.0)",
-    releases="before 1.2; all with a load balancer",
-)
+@RULES.error("M004")
 def _wide_fp8(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture != "blackwell" or d.precision != "fp8" or d.layout.expert_parallel_size <= 8:
         return
@@ -101,25 +74,14 @@ def _wide_fp8(d: Deployment) -> Iterator[Violation]:
         yield Violation(BALANCER, message, "remove moe_config.load_balancer, or use fp4 weights")
 
 
-@RULES.error(
-    "M007",
-    title="WIDEEP runs with attention DP",
-    why="An assertion stops the load.",
-    source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_wide_ep.py",
-)
+@RULES.error("M007")
 def _wide_ep(d: Deployment) -> Iterator[Violation]:
     if d.get(_BACKEND) == "WIDEEP" and not d.layout.attention_dp:
         message = "WIDEEP does not load without attention DP"
         yield Violation("enable_attention_dp", message, "set enable_attention_dp: true")
 
 
-@RULES.error(
-    "M005",
-    title="The load balancer's slots hold all experts and divide among the ranks",
-    why="The engine refuses a configuration where num_slots is smaller than the number of experts or can't be "
-    "divided by the expert-parallel size.",
-    source="TensorRT-LLM examples/wide_ep/README.md; tensorrt_llm/llmapi/llm_args.py",
-)
+@RULES.error("M005")
 def _slots(d: Deployment) -> Iterator[Violation]:
     key = f"{BALANCER}.num_slots"
     slots, ep = d.get(key), d.layout.expert_parallel_size
@@ -134,12 +96,7 @@ def _slots(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, f"use {experts} or more; {experts} + {ep} gives each rank one spare slot")
 
 
-@RULES.error(
-    "M006",
-    title="The MoE back end works with the load balancer",
-    why="Other back ends route tokens to experts, not to the balancer's slots.",
-    source=f"{DEPLOYMENT}, Wide Expert Parallelism; release notes 1.2",
-)
+@RULES.error("M006")
 def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.get(_BACKEND)
     able = ("WIDEEP",) if d.release is None or d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM")
@@ -153,12 +110,7 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
         yield Violation(BALANCER, message, f"{instead}remove {BALANCER}")
 
 
-@RULES.note(
-    "M008",
-    title="The online load balancer has enough shared memory",
-    why="Experts move between ranks through a copy of all experts in /dev/shm; a container's default is 64 MiB.",
-    source="TensorRT-LLM examples/wide_ep/README.md",
-)
+@RULES.note("M008")
 def _host_copy(d: Deployment) -> Iterator[Violation]:
     copy = shared_expert_bytes(d)
     if copy and d.checkpoint is not None:
@@ -181,13 +133,7 @@ def shared_expert_bytes(d: Deployment) -> int:
     return expert_bytes(d.architecture, d.checkpoint)
 
 
-@RULES.error(
-    "M009",
-    title="Low-precision combine is for NVFP4",
-    why="The key's own description limits it to NVFP4 quantization.",
-    source=f"{LLM_ARGS}, MoeConfig",
-    releases="1.2",
-)
+@RULES.error("M009")
 def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
     key = "moe_config.use_low_precision_moe_combine"
     if d.get(key) and d.precision not in (None, "fp4"):
@@ -195,12 +141,7 @@ def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "leave it out")
 
 
-@RULES.error(
-    "M010",
-    title="moe_config.max_num_tokens is at least 1",
-    why="The tokens of an iteration are split into passes of that many tokens.",
-    source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_cutlass.py",
-)
+@RULES.error("M010")
 def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
     key = "moe_config.max_num_tokens"
     tokens = d.get(key)
@@ -209,13 +150,7 @@ def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "remove it, or use the tokens of one pass, for example 8192")
 
 
-@RULES.note(
-    "M011",
-    title="DEEPGEMM with attention DP needs moe_config.max_num_tokens set",
-    why="Its workspace grows with the tokens of one pass: in one report, 3.47 GiB were missing with "
-    "free_gpu_memory_fraction 0.6.",
-    source=f"{DEPLOYMENT} (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",
-)
+@RULES.note("M011")
 def _unbounded_pass(d: Deployment) -> Iterator[Violation]:
     key, tokens = "moe_config.max_num_tokens", d.get("max_num_tokens")
     if d.get(_BACKEND) == "DEEPGEMM" and d.layout.attention_dp and d.get(key) is None and tokens:

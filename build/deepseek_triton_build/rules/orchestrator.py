@@ -20,8 +20,6 @@ DEFAULT_TIMEOUT_S = 180
 """Seconds that trtllm-serve waits for its servers to start, and for a request, unless -t and -r say more."""
 KV_AWARE = "kv_cache_aware"
 CLUSTER = "disagg_cluster"
-_PARSER = "TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py"
-_SERVE = "TensorRT-LLM 1.2.0 documentation, features/disagg-serving"
 _ROUTERS = ("round_robin", "load_balancing", KV_AWARE)
 _CLUSTER_KEYS = (
     "cluster_uri",
@@ -106,12 +104,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-@RULES.error(
-    "G020",
-    title="Each server of the orchestrator is HOST:PORT",
-    why="The orchestrator splits an address at its colons, so that a scheme or an IPv6 address stops it.",
-    source=_PARSER,
-)
+@RULES.error("G020")
 def _addresses(orchestrator: Orchestrator) -> Iterator[Violation]:
     for side in (CONTEXT, GENERATION):
         urls = orchestrator.section(side).get("urls") or ()
@@ -123,12 +116,7 @@ def _addresses(orchestrator: Orchestrator) -> Iterator[Violation]:
                 yield Violation(f"{side}_servers.urls", message, fix)
 
 
-@RULES.error(
-    "G021",
-    title="Each side has as many addresses as servers",
-    why="num_instances counts the servers, and the orchestrator stops when urls has another number.",
-    source=_PARSER,
-)
+@RULES.error("G021")
 def _counts(orchestrator: Orchestrator) -> Iterator[Violation]:
     if orchestrator.mapping(CLUSTER):
         return
@@ -146,12 +134,7 @@ def _counts(orchestrator: Orchestrator) -> Iterator[Violation]:
             yield Violation(f"{side}_servers.num_instances", message, fix)
 
 
-@RULES.error(
-    "G022",
-    title="Conditional disaggregation has a router that knows the generation servers' KV caches",
-    why="Whether a prompt is short enough for a generation server depends on what is cached there.",
-    source=_SERVE,
-)
+@RULES.error("G022")
 def _conditional(orchestrator: Orchestrator) -> Iterator[Violation]:
     kind = orchestrator.router(GENERATION).get("type", _ROUTERS[0])
     if orchestrator.mapping("conditional_disagg_config") and kind != KV_AWARE:
@@ -159,13 +142,7 @@ def _conditional(orchestrator: Orchestrator) -> Iterator[Violation]:
         yield Violation("conditional_disagg_config", message, f"set generation_servers.router.type: {KV_AWARE}")
 
 
-@RULES.error(
-    "G023",
-    title="Routers are known to the release",
-    why="An unknown router stops the orchestrator.",
-    source="TensorRT-LLM tensorrt_llm/serve/router.py",
-    releases="1.0 to 1.2",
-)
+@RULES.error("G023")
 def _routers(orchestrator: Orchestrator) -> Iterator[Violation]:
     for side in (CONTEXT, GENERATION):
         kind = orchestrator.router(side).get("type", _ROUTERS[0])
@@ -174,12 +151,7 @@ def _routers(orchestrator: Orchestrator) -> Iterator[Violation]:
             yield Violation(f"{side}_servers.router.type", message, f"use {', '.join(_ROUTERS)}")
 
 
-@RULES.error(
-    "G024",
-    title="A router by KV cache hears of the servers' KV caches",
-    why="It reads events of reused blocks. Without them every server looks empty.",
-    source="TensorRT-LLM 1.2.1 documentation, KvCacheConfig.event_buffer_max_size",
-)
+@RULES.error("G024")
 def _events(orchestrator: Orchestrator) -> Iterator[Violation]:
     if orchestrator.pair is None:
         return
@@ -196,12 +168,7 @@ def _events(orchestrator: Orchestrator) -> Iterator[Violation]:
             yield Violation(f"{side}_servers.router.type", message, fix)
 
 
-@RULES.warning(
-    "G025",
-    title="A router by KV cache counts in the servers' blocks",
-    why="Hashes of blocks of another size never match, so that the router finds nothing cached.",
-    source=_PARSER,
-)
+@RULES.warning("G025")
 def _block_size(orchestrator: Orchestrator) -> Iterator[Violation]:
     if orchestrator.pair is None:
         return
@@ -213,12 +180,7 @@ def _block_size(orchestrator: Orchestrator) -> Iterator[Violation]:
             yield Violation(f"{side}_servers.router.tokens_per_block", message, f"set it to {d.tokens_per_block}")
 
 
-@RULES.error(
-    "G026",
-    title="A cluster has keys that the release knows",
-    why="An unknown key stops the orchestrator, and older releases ignore the section and find no servers.",
-    source=f"{_PARSER}; examples/disaggregated/README.md writes inactive_interval_sec, which the code does not read",
-)
+@RULES.error("G026")
 def _cluster(orchestrator: Orchestrator) -> Iterator[Violation]:
     given = orchestrator.mapping(CLUSTER)
     if given and orchestrator.is_before("1.2.0"):
@@ -233,25 +195,14 @@ def _cluster(orchestrator: Orchestrator) -> Iterator[Violation]:
         yield Violation(CLUSTER, f"{CLUSTER} has no cluster_uri", "set it to http://HOST:PORT of the orchestrator")
 
 
-@RULES.error(
-    "G027",
-    title="A cluster has no metadata server beside it",
-    why="Both say which servers there are, and the orchestrator refuses to have both.",
-    source="TensorRT-LLM tensorrt_llm/serve/openai_disagg_server.py",
-    releases="1.2",
-)
+@RULES.error("G027")
 def _two_sources(orchestrator: Orchestrator) -> Iterator[Violation]:
     if orchestrator.mapping(CLUSTER) and orchestrator.has_metadata_server:
         message = f"the orchestrator is started with a metadata server, beside {CLUSTER}"
         yield Violation(CLUSTER, message, f"remove {CLUSTER}, or the flag --metadata_server_config_file")
 
 
-@RULES.error(
-    "G028",
-    title="A setting for both sides has one value",
-    why="Both sections inherit the top-level keys, and the orchestrator stops when a section has another value.",
-    source=_PARSER,
-)
+@RULES.error("G028")
 def _inherited(orchestrator: Orchestrator) -> Iterator[Violation]:
     for key, value in orchestrator.config.items():
         for side in (CONTEXT, GENERATION):
@@ -261,12 +212,7 @@ def _inherited(orchestrator: Orchestrator) -> Iterator[Violation]:
                 yield Violation(f"{side}_servers.{key}", message, "write it in the sections only")
 
 
-@RULES.error(
-    "G029",
-    title="The orchestrator waits until the servers have loaded",
-    why="It gives up on servers that are not ready in time, and a first load takes up to an hour.",
-    source=f"{_SERVE}; the load time that this project plans with",
-)
+@RULES.error("G029")
 def _start_timeout(orchestrator: Orchestrator) -> Iterator[Violation]:
     waits, load = orchestrator.start_timeout_s, orchestrator.load_s
     if waits is not None and load is not None and waits < load:
@@ -274,12 +220,7 @@ def _start_timeout(orchestrator: Orchestrator) -> Iterator[Violation]:
         yield Violation(None, message, f"start it with -t {load}")
 
 
-@RULES.warning(
-    "G030",
-    title="The orchestrator waits for long answers",
-    why="A request that takes longer than the request timeout is ended, however far its answer is.",
-    source="TensorRT-LLM examples/disaggregated/slurm/benchmark, which starts it with -r 1200",
-)
+@RULES.warning("G030")
 def _request_timeout(orchestrator: Orchestrator) -> Iterator[Violation]:
     waits = orchestrator.request_timeout_s
     if waits is not None and waits <= DEFAULT_TIMEOUT_S:
@@ -287,14 +228,7 @@ def _request_timeout(orchestrator: Orchestrator) -> Iterator[Violation]:
         yield Violation(None, message, "start it with -r 1200")
 
 
-@RULES.error(
-    "G031",
-    title="Settings of the orchestrator have the keys and types that it reads",
-    why="A value of another type, or an unknown key, stops the orchestrator; a router ignores a key that it does not "
-    "know, so that a misspelt one has no effect.",
-    source=f"{_PARSER}; TensorRT-LLM tensorrt_llm/serve/router.py",
-    releases="1.0 to 1.2",
-)
+@RULES.error("G031")
 def _types(orchestrator: Orchestrator) -> Iterator[Violation]:
     given = dict(_below(orchestrator.config))
     for key, value in given.items():
@@ -315,13 +249,7 @@ def _below(values: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any
             yield from _below(value, f"{path}{key}.")
 
 
-@RULES.error(
-    "G032",
-    title="Each server of the orchestrator is named once",
-    why="A server that is named twice gets twice its share of the requests, and one of both sides is no server of a "
-    "pair.",
-    source="TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py, get_server_configs_dict",
-)
+@RULES.error("G032")
 def _once(orchestrator: Orchestrator) -> Iterator[Violation]:
     seen: set[str] = set()
     for side in (CONTEXT, GENERATION):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget, Layout, cuda_graph_batch_sizes, make_budget
 from deepseek_triton_build.arithmetic.warmup_shapes import (
@@ -17,8 +17,8 @@ from deepseek_triton_build.arithmetic.warmup_shapes import (
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Variant
 from deepseek_triton_build.data.releases import Field, Release, load_release
 from deepseek_triton_build.data.type_strings import fits
+from deepseek_triton_build.rules.finding import Code, Severity
 
-Severity = Literal["error", "warning", "note"]
 CANONICAL_RELEASE = "1.2.1"
 """Rules read settings under this release's keys, for whichever release the settings are."""
 MTP_KV_LAYERS = "mtp_kv_layer_per_draft"
@@ -207,39 +207,29 @@ _FindViolations = Callable[[Any], Iterable[Violation]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    code: str
-    severity: Severity
-    title: str
-    """The rule as a sentence that is true when nothing is wrong."""
-    why: str
-    """The consequence when the rule is broken."""
-    source: str
+class Rule(Code):
     find_violations: _FindViolations
     target_only: bool = False
     """Whether the rule looks only at model, GPU and release, so that it needs no settings."""
-    releases: str = "all"
-    """The releases that the rule holds for, in words."""
 
 
 class RuleTable(list[Rule]):
-    """The rules of a module. `error`, `warning` and `note` decorate the functions that find a rule's violations.
+    """The rules of a module. `error`, `warning` and `note` decorate the functions that find a rule's violations."""
 
-    They take the code, then the other fields of Rule.
-    """
+    def error(self, code: str, *, target_only: bool = False) -> Callable[[_FindViolations], _FindViolations]:
+        return self._adder("error", code, target_only)
 
-    def error(self, code: str, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
-        return self._adder(severity="error", code=code, **fields)
+    def warning(self, code: str) -> Callable[[_FindViolations], _FindViolations]:
+        return self._adder("warning", code)
 
-    def warning(self, code: str, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
-        return self._adder(severity="warning", code=code, **fields)
+    def note(self, code: str) -> Callable[[_FindViolations], _FindViolations]:
+        return self._adder("note", code)
 
-    def note(self, code: str, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
-        return self._adder(severity="note", code=code, **fields)
-
-    def _adder(self, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
+    def _adder(
+        self, severity: Severity, code: str, target_only: bool = False
+    ) -> Callable[[_FindViolations], _FindViolations]:
         def add(find_violations: _FindViolations) -> _FindViolations:
-            self.append(Rule(find_violations=find_violations, **fields))
+            self.append(Rule(code=code, severity=severity, find_violations=find_violations, target_only=target_only))
             return find_violations  # unchanged, so that a plan, which holds rules, can be pickled
 
         return add

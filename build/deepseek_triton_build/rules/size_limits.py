@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_GRAPH_MAX_BATCH_SIZE
-from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, LLM_ARGS
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
@@ -18,12 +17,7 @@ _SIZES = "cuda_graph_config.batch_sizes"
 _LARGEST = "cuda_graph_config.max_batch_size"
 
 
-@RULES.note(
-    "L001",
-    title="CUDA graphs cover batches up to max_batch_size",
-    why="Batches up to the largest captured size replay a graph; larger ones launch each kernel by itself.",
-    source=f"{LLM_ARGS}, CudaGraphConfig; {DEPLOYMENT}, cuda_graph_config",
-)
+@RULES.note("L001")
 def _graphs(d: Deployment) -> Iterator[Violation]:
     batch = d.get("max_batch_size")
     if not d.has_cuda_graphs or not batch:
@@ -35,14 +29,7 @@ def _graphs(d: Deployment) -> Iterator[Violation]:
         yield Violation(_LARGEST, message, f"{fix}; a graph takes up to 200 MB")
 
 
-@RULES.error(
-    "L002",
-    title="CUDA graphs have one list of sizes",
-    why="The engine does not load with both keys, unless the list is the same as the one that the engine makes from "
-    "max_batch_size.",
-    source=f"{LLM_ARGS}, validate_cuda_graph_config",
-    releases="to 1.2",
-)
+@RULES.error("L002")
 def _two_graph_keys(d: Deployment) -> Iterator[Violation]:
     sizes, largest = d.get(_SIZES), d.get(_LARGEST)
     if not sizes or not largest or largest < 1:
@@ -59,12 +46,7 @@ def _unpadded_sizes(largest: int) -> tuple[int, ...]:
     return tuple(sorted({size for size in (*range(1, 32), *powers) if size <= largest} | {largest}))
 
 
-@RULES.error(
-    "L003",
-    title="max_seq_len is within the model's context",
-    why="The model was not trained for texts longer than max_position_embeddings.",
-    source="config.json of deepseek-ai/DeepSeek-V3 (max_position_embeddings 163840)",
-)
+@RULES.error("L003")
 def _context(d: Deployment) -> Iterator[Violation]:
     longest = d.get("max_seq_len")
     most = d.architecture.max_position_embeddings if d.architecture is not None else None
@@ -73,13 +55,7 @@ def _context(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_seq_len", message, f"use {most} or less")
 
 
-@RULES.warning(
-    "L004",
-    title="max_num_tokens covers a full batch's decode step",
-    why="Each running request takes one token of an iteration, and one for each draft token. Requests that do not "
-    "fit wait for the next iteration.",
-    source="TensorRT-LLM blog: How to get best performance on DeepSeek-R1, max_batch_size and max_num_tokens",
-)
+@RULES.warning("L004")
 def _full_batch(d: Deployment) -> Iterator[Violation]:
     tokens, batch = d.get("max_num_tokens"), d.get("max_batch_size")
     each = 1 + d.num_draft_tokens
@@ -88,12 +64,7 @@ def _full_batch(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, f"raise it to {batch * each} or lower max_batch_size")
 
 
-@RULES.error(
-    "L005",
-    title="stream_interval is at least 1",
-    why="It is the number of tokens from one chunk of a stream to the next.",
-    source=f"{LLM_ARGS}, TorchLlmArgs",
-)
+@RULES.error("L005")
 def _stream_interval(d: Deployment) -> Iterator[Violation]:
     interval = d.get("stream_interval")
     if interval is not None and interval < 1:
@@ -101,12 +72,7 @@ def _stream_interval(d: Deployment) -> Iterator[Violation]:
         yield Violation("stream_interval", message, "use 1 (every token), or for example 10")
 
 
-@RULES.error(
-    "L006",
-    title="Prompts fit max_seq_len with room for an answer",
-    why="max_seq_len counts prompt and answer together.",
-    source=f"{DEPLOYMENT}, max_seq_len",
-)
+@RULES.error("L006")
 def _input_fits(d: Deployment) -> Iterator[Violation]:
     longest = d.get("max_seq_len")
     if d.isl is not None and longest and d.isl >= longest:
@@ -114,13 +80,7 @@ def _input_fits(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_seq_len", message, f"raise it above {d.isl}")
 
 
-@RULES.note(
-    "L007",
-    title="A chunk of a prompt is smaller than the whole context",
-    why="A server with such a chunk was seen to stop answering under load. Also, activations take memory for the "
-    "whole chunk.",
-    source="NVIDIA/TensorRT-LLM#5391 (open, 0.20.0)",
-)
+@RULES.note("L007")
 def _whole_context_in_one(d: Deployment) -> Iterator[Violation]:
     tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
     if d.get("enable_chunked_prefill") and tokens and longest and tokens >= longest > 8192:
@@ -128,13 +88,7 @@ def _whole_context_in_one(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, "use a smaller one, for example 8192")
 
 
-@RULES.note(
-    "L008",
-    title="On Blackwell, throughput settings leave memory for an iteration",
-    why=f"With attention DP, the experts process the tokens of every rank. The guide serves with {_OOM_SEEN:,} tokens "
-    "an iteration, and advises 3072 when memory runs out.",
-    source=f"{GUIDE}, Serving; NVIDIA/TensorRT-LLM PR 7358",
-)
+@RULES.note("L008")
 def _throughput_memory(d: Deployment) -> Iterator[Violation]:
     tokens, batch = d.get("max_num_tokens"), d.get("max_batch_size")
     if d.gpu_architecture != "blackwell" or not d.layout.attention_dp or not tokens or not batch:
@@ -144,13 +98,7 @@ def _throughput_memory(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, f"if memory runs out, use {OOM_NUM_TOKENS}")
 
 
-@RULES.warning(
-    "L009",
-    title="In old releases, FP8 on H200 leaves memory for an iteration",
-    why="R1 on 8 x H200 ran out of memory with 5,127 tokens an iteration and 0.7 of free memory for the KV cache.",
-    source="NVIDIA/TensorRT-LLM#3486 (2025-04)",
-    releases="before 1.0",
-)
+@RULES.warning("L009")
 def _h200_memory(d: Deployment) -> Iterator[Violation]:
     tokens, fraction = d.get("max_num_tokens"), d.get("kv_cache_config.free_gpu_memory_fraction")
     if d.gpu is None or d.gpu.name != "h200" or d.precision != "fp8" or not d.is_before("1.0.0"):
@@ -162,12 +110,7 @@ def _h200_memory(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, "lower one of them, or use TensorRT-LLM 1.0 or newer")
 
 
-@RULES.warning(
-    "L010",
-    title="The KV cache holds the planned concurrent requests",
-    why="The scheduler starts a request when prompt and answer fit the cache, so the other requests wait.",
-    source="TensorRT-LLM llm_args.py, capacity_scheduler_policy GUARANTEED_NO_EVICT; the plan's own arithmetic",
-)
+@RULES.warning("L010")
 def _held_requests(d: Deployment) -> Iterator[Violation]:
     if d.concurrency is None or d.held_requests is None or d.held_requests >= d.concurrency:
         return
@@ -181,13 +124,7 @@ def _held_requests(d: Deployment) -> Iterator[Violation]:
     yield Violation("max_batch_size", message, f"to hold more, use {', '.join(levers)}")
 
 
-@RULES.warning(
-    "L011",
-    title="default_max_tokens leaves room for a prompt",
-    why="The backend cuts an answer to the room that its prompt leaves in max_seq_len, so a request that says nothing "
-    "may take the whole context, and the KV cache that goes with it.",
-    source="this project's backend: docs/configuration.md",
-)
+@RULES.warning("L011")
 def _default_answer(d: Deployment) -> Iterator[Violation]:
     answer, longest = d.triton.get("default_max_tokens"), d.get("max_seq_len")
     if isinstance(answer, int) and longest and answer >= longest:

@@ -7,13 +7,11 @@ from functools import cache
 from typing import Any
 
 from deepseek_triton_build.data.model_source import contract
-from deepseek_triton_build.data.planned_settings import GUIDE, LLM_ARGS
 from deepseek_triton_build.data.releases import Release, load_release, sampler_of
 from deepseek_triton_build.data.spelling import spell
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
-_MATRIX = "TensorRT-LLM docs, features/feature-combination-matrix"
 _LAYERS = "speculative_config.num_nextn_predict_layers"
 _DRAFT_LEN = "speculative_config.max_draft_len"
 _RELAXED = "speculative_config.use_relaxed_acceptance_for_thinking"
@@ -30,37 +28,21 @@ def _is_mtp(d: Deployment) -> bool:
     return bool(d.get("speculative_config.decoding_type") == "MTP")
 
 
-@RULES.error(
-    "D001",
-    title="Relaxed acceptance is for R1",
-    why="It works in R1's reasoning, from <think> to </think>; for other models answers would change.",
-    source=f"{GUIDE}, Relaxed acceptance",
-)
+@RULES.error("D001")
 def _relaxed_model(d: Deployment) -> Iterator[Violation]:
     if d.get(_RELAXED) and d.variant is not None and not d.variant.relaxed_acceptance:
         message = f"relaxed acceptance is for DeepSeek-R1 only, not for {d.variant.name}"
         yield Violation(_RELAXED, message, "remove it")
 
 
-@RULES.warning(
-    "D002",
-    title="If settings of relaxed acceptance are given, relaxed acceptance is on",
-    why="Without use_relaxed_acceptance_for_thinking, acceptance stays strict.",
-    source=f"{GUIDE}, Relaxed acceptance",
-)
+@RULES.warning("D002")
 def _relaxed_knobs(d: Deployment) -> Iterator[Violation]:
     for key in ("speculative_config.relaxed_topk", "speculative_config.relaxed_delta"):
         if d.settings.get(key) is not None and not d.get(_RELAXED):
             yield Violation(key, f"{key} has no effect without relaxed acceptance", f"set {_RELAXED}: true")
 
 
-@RULES.error(
-    "D003",
-    title="MTP's draft length is given by num_nextn_predict_layers",
-    why="num_nextn_predict_layers, which is 1 by default, overwrites max_draft_len.",
-    source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
-    releases="to 1.2",
-)
+@RULES.error("D003")
 def _draft_len_alone(d: Deployment) -> Iterator[Violation]:
     wanted = d.settings.get(_DRAFT_LEN)
     if _is_mtp(d) and _LAYERS not in d.settings and wanted is not None and wanted != 1:
@@ -68,13 +50,7 @@ def _draft_len_alone(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DRAFT_LEN, message, f"set {_LAYERS}: {wanted} instead")
 
 
-@RULES.warning(
-    "D004",
-    title="MTP has one draft length",
-    why="Of the two keys only num_nextn_predict_layers counts.",
-    source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
-    releases="to 1.2",
-)
+@RULES.warning("D004")
 def _draft_len_besides(d: Deployment) -> Iterator[Violation]:
     wanted, layers = d.settings.get(_DRAFT_LEN), d.settings.get(_LAYERS)
     if _is_mtp(d) and wanted is not None and layers is not None and wanted != layers:
@@ -82,13 +58,7 @@ def _draft_len_besides(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DRAFT_LEN, message, "remove max_draft_len")
 
 
-@RULES.warning(
-    "D005",
-    title="In old releases, MTP is not used with very long iterations",
-    why="R1-0528 on B200 with 65,536 tokens and three MTP layers crashed while serving; no fix is known.",
-    source="NVIDIA/TensorRT-LLM#5242 (0.20.0rc3)",
-    releases="before 1.0",
-)
+@RULES.warning("D005")
 def _long_iterations(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
     if d.num_draft_tokens and d.gpu_architecture == "blackwell" and tokens and tokens >= 65536 and d.is_before("1.0.0"):
@@ -96,26 +66,14 @@ def _long_iterations(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, "use a smaller max_num_tokens, or TensorRT-LLM 1.0 or newer")
 
 
-@RULES.warning(
-    "D006",
-    title="In old releases, MTP is not used with NVFP4 weights",
-    why="R1-FP4 on B200 crashed in the experts' kernel while CUDA graphs were being captured; no fix is known.",
-    source="NVIDIA/TensorRT-LLM#4708 (reported at the time of 0.20)",
-    releases="before 1.0",
-)
+@RULES.warning("D006")
 def _nvfp4_graphs(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens and d.precision == "fp4" and d.has_cuda_graphs and d.is_before("1.0.0"):
         message = "MTP with NVFP4 weights is known to crash when CUDA graphs are captured"
         yield Violation("speculative_config", message, "use TensorRT-LLM 1.0 or newer, or turn MTP off")
 
 
-@RULES.error(
-    "D007",
-    title="Guided decoding and MTP are not on together in releases that can't combine them",
-    why="The executor stops at start if the kind of speculative decoding has no guided decoder.",
-    source=f"{_MATRIX} of 1.0.0; NVIDIA/TensorRT-LLM#6948 (1.2)",
-    releases="before 1.2",
-)
+@RULES.error("D007")
 def _guided_decoding(d: Deployment) -> Iterator[Violation]:
     if d.release is None or not d.release.has_samplers or d.settings.get("guided_decoding_backend") is None:
         return
@@ -125,13 +83,7 @@ def _guided_decoding(d: Deployment) -> Iterator[Violation]:
         yield Violation("guided_decoding_backend", message, "turn one of the two off, or use 1.2 or newer")
 
 
-@RULES.error(
-    "D008",
-    title="Guided decoding has the scheduler it needs",
-    why="The model does not load.",
-    source="TensorRT-LLM tensorrt_llm/_torch/pyexecutor/_util.py; release notes 1.0",
-    releases="before 1.0",
-)
+@RULES.error("D008")
 def _guided_overlap(d: Deployment) -> Iterator[Violation]:
     if d.settings.get("guided_decoding_backend") is None or d.get("disable_overlap_scheduler"):
         return
@@ -140,16 +92,7 @@ def _guided_overlap(d: Deployment) -> Iterator[Violation]:
         yield Violation("guided_decoding_backend", message, "set disable_overlap_scheduler: true")
 
 
-@RULES.error(
-    "D009",
-    title="The sampler honours the default sampling fields",
-    why=(
-        "The samplers of these releases accept every field and ignore many: MTP decodes greedily unless "
-        "allow_advanced_sampling is set. The backend refuses to load with a default that would be ignored."
-    ),
-    source="TensorRT-LLM _torch/pyexecutor/sampler.py and _torch/speculative/mtp.py; NVIDIA/TensorRT-LLM#5627",
-    releases="0.21 to 1.2",
-)
+@RULES.error("D009")
 def _default_sampling(d: Deployment) -> Iterator[Violation]:
     # A field that is a mapping has a key for each of its entries.
     defaults = {key.split(".")[1]: value for key, value in d.triton.items() if key.startswith("default_sampling.")}
@@ -167,25 +110,14 @@ def _default_sampling(d: Deployment) -> Iterator[Violation]:
             yield Violation(f"triton_config.default_sampling.{name}", message, fix)
 
 
-@RULES.warning(
-    "D010",
-    title="With MTP, no other sampler is chosen, because MTP has its own",
-    why="The C++ sampler is not supported with MTP; the engine ignores the choice.",
-    source=f"{_MATRIX} of 1.1.0",
-)
+@RULES.warning("D010")
 def _sampler_choice(d: Deployment) -> Iterator[Violation]:
     if _is_mtp(d) and d.get("sampler_type") == "TRTLLMSampler":
         message = "sampler_type TRTLLMSampler is not used: MTP has a sampler of its own"
         yield Violation("sampler_type", message, "remove sampler_type")
 
 
-@RULES.warning(
-    "D011",
-    title="Relaxed acceptance and advanced sampling are not on together",
-    why="Relaxed acceptance compares with the likeliest tokens; a request's temperature and top_p have no effect.",
-    source="TensorRT-LLM tensorrt_llm/_torch/speculative/mtp.py",
-    releases="1.2",
-)
+@RULES.warning("D011")
 def _relaxed_sampling(d: Deployment) -> Iterator[Violation]:
     if _is_mtp(d) and d.get(_RELAXED) and d.get(_ADVANCED):
         message = "relaxed acceptance takes the likeliest tokens and ignores temperature and top_p"
@@ -218,12 +150,7 @@ def _refusals(version: str, sampler: str) -> Mapping[str, str]:
     return {field: entry["why"] for entry in entries for field in entry["fields"]}
 
 
-@RULES.warning(
-    "D012",
-    title="The number of draft tokens in a step is at most the largest published one",
-    why="The checkpoint's one MTP layer drafts one token after the other; a refused draft is wasted work.",
-    source="TensorRT-LLM blog: How to get best performance on DeepSeek-R1 (3 layers at batch 1)",
-)
+@RULES.warning("D012")
 def _many_drafts(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens > _MOST_PUBLISHED_DRAFTS:
         message = (

@@ -1,0 +1,67 @@
+"""A finding, and the code it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from deepseek_triton_build.data.yaml_files import load_yaml
+from deepseek_triton_build.text import printable_line
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, or worth knowing."""
+
+    code: str
+    severity: Severity
+    message: str
+    fix: str
+    file: str
+    """Path relative to what was checked; absolute for a file of a checkpoint elsewhere."""
+    line: int | None = None
+    """Number of the line, from 1."""
+    key: str | None = None
+    """Dotted path of the setting, as the file spells it."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A code that findings carry. Its words are in data/rules.yaml, which most runs need not read."""
+
+    code: str
+    severity: Severity
+
+    @property
+    def title(self) -> str:
+        """A sentence that is true when nothing is wrong."""
+        return _words()[self.code]["title"]
+
+    @property
+    def why(self) -> str:
+        """The consequence when it is not true."""
+        return _words()[self.code]["why"]
+
+    @property
+    def source(self) -> str:
+        return _words()[self.code]["source"]
+
+    @property
+    def releases(self) -> str:
+        """The releases that it holds for, in words."""
+        return _words()[self.code].get("releases", "all")
+
+    def finding(self, message: str, fix: str, *, file: str, line: int | None = None, key: str | None = None) -> Finding:
+        """Return a finding whose texts are one line and safe to print, whatever they quote from the files."""
+        message, fix = printable_line(message), printable_line(fix)
+        return Finding(code=self.code, severity=self.severity, message=message, fix=fix, file=file, line=line, key=key)
+
+
+@cache
+def _words() -> Mapping[str, Mapping[str, str]]:
+    words: Mapping[str, Mapping[str, str]] = load_yaml("rules.yaml")
+    return words
