@@ -95,10 +95,12 @@ types: $(INSTALLED)  ## mypy, strict
 	@$(BIN)/mypy
 
 docs: $(INSTALLED)  ## build the documentation as a site into .cache/site, where a broken link is an error; run its snippets
-	@$(BIN)/zensical build --clean --strict
+	@rm -rf .cache/site .cache/[0-9]*  # zensical's cache, whose --clean takes .cache/docs along
+	@$(BIN)/python -m deepseek_triton_tools.generated_files --site .cache/docs
+	@$(BIN)/zensical build --strict
 	@$(PYTEST) -m documents
 
-generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md and docs/rules.md again
+generated: $(INSTALLED)  ## write config.pbtxt, model.yaml and docs/contract.md again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files
 
 tiny-checkpoint: export COMMANDS = $(TRAINING)

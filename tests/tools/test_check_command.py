@@ -136,10 +136,15 @@ def test_another_user_is_told_what_may_not_be_read(repository):
         assert ("Traceback" in text, "ok: nothing found" in text) == (False, False), path
 
 
+def test_a_code_is_explained():
+    assert checked("--explain", "g010").startswith("G010 ")
+
+
 def test_what_cant_be_checked_is_one_line():
     options = {"--trtllm": "1.3", "--gpu": "h300", "--variant": "deepseek-r9", "--precision": "fp9"}
     wrong = [([str(model_repository()), option, value], 2, f"'{value}'") for option, value in options.items()]
     wrong += [([str(model_repository()), "--model", "/nowhere"], 2, "expected the checkpoint's folder")]
+    wrong += [(["--explain", "G099"], 2, "'G099'")]
     for argv, code, expected in [*wrong, (["nowhere"], 1, "nowhere")]:
         done = run_command("check", *argv)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr

@@ -167,8 +167,8 @@ def test_a_base_install_says_what_other_verbs_need(base):
         assert line.endswith(f"; {install_extra('tools')}")
     (code, _, err), (_, page, _), *helped = found[len(plain) :]
     assert (code, len(err.splitlines()), "pip install 'tritonclient[grpc]'" in err) == (1, 1, True)
-    folder = Path(page.partition("such as docs/rules.md, are in ")[2].strip())
-    assert ("site-packages" in str(folder), (folder / "rules.md").is_file()) == (True, True)
+    folder = Path(page.partition("such as docs/contract.md, are in ")[2].strip())
+    assert ("site-packages" in str(folder), (folder / "contract.md").is_file()) == (True, True)
     for argv, (code, out, err) in zip(helps, helped, strict=True):
         assert (code, err, "examples:" in out) == (0, "", True), argv
 

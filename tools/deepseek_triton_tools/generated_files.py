@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,17 +21,28 @@ def generated_files() -> dict[Path, bytes]:
     content = {file.path.as_posix(): file.content for file in repository_files(plan, version=__version__)}
     files = {repository / name: content[name] for name in _EMBEDDED}
     files[repository.parent / "docs" / "contract.md"] = contract_page().encode()
-    files[repository.parent / "docs" / "rules.md"] = rules_page().encode()
     return files
+
+
+def write_site_pages(folder: Path) -> None:
+    """Write a copy of docs/ to `folder`, with the pages that only the site has. `folder` is replaced."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(model_repository().parent / "docs", folder)
+    (folder / "rules.md").write_text(rules_page(), "utf-8")
+    for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        (folder / name.lower()).write_text(f'--8<-- "{name}"\n', "utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m deepseek_triton_tools.generated_files",
-        description="Write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md again.",
+        description="Write config.pbtxt, model.yaml and docs/contract.md again.",
         allow_abbrev=False,
     )
-    parser.parse_args(argv)
+    parser.add_argument("--site", type=Path, metavar="DIR", help="write the pages of the site to DIR instead")
+    if site := parser.parse_args(argv).site:
+        write_site_pages(site)
+        return
     for path, text in generated_files().items():
         path.write_bytes(text)
         print(f"wrote {path}")

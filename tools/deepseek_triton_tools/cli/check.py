@@ -11,7 +11,8 @@ def add_options(verb: VerbParser) -> None:
     verb.runs(
         _check, "deepseek-triton check model_repository", "deepseek-triton check r1 --trtllm 1.1.0 --gpu h200 --json"
     )
-    verb.add_argument("repository", type=path, metavar="DIR", help="the model repository")
+    verb.add_argument("repository", type=path, metavar="DIR", nargs="?", help="the model repository")
+    verb.add_argument("--explain", metavar="CODE", help="print what the code of a finding means, and check nothing")
     verb.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM to check against, if the files don't say")
     verb.add_argument("--vllm", metavar="VERSION", help="vLLM to check against, if the files don't say")
     verb.add_argument("--variant", metavar="NAME", help="the model it serves, if the files don't say")
@@ -25,8 +26,13 @@ def add_options(verb: VerbParser) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     from deepseek_triton_build.check import CheckOptions
-    from deepseek_triton_tools.plans.check_view import check
+    from deepseek_triton_tools.plans.check_view import check, explain
 
+    if args.explain:
+        explain(args.explain)
+        return 0
+    if args.repository is None:
+        args.parser.error("the following arguments are required: DIR")
     options = CheckOptions(
         release=args.trtllm,
         vllm=args.vllm,

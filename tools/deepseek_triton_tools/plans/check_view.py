@@ -9,8 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from deepseek_triton_build.catalog import find_gpu, find_precision, find_variant, load_release, load_vllm
-from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository
-from deepseek_triton_tools.pages import pages_folder
+from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository, find_code
 from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
@@ -23,16 +22,16 @@ _STYLES = {"error": "31", "warning": "33", "note": "2"}
 def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
     """Print the findings of `repository`, and return 1 when there are errors among them. Raises ToolError when --model
     is no folder, and BuildError when there is nothing to check or a name is unknown."""
-    if options.gpu:
-        find_gpu(options.gpu)  # an unknown name is refused even if no rule needs it
-    if options.variant:
-        find_variant(options.variant)
-    if options.precision:
-        find_precision(options.precision)
-    if options.release:
-        load_release(options.release)
-    if options.vllm:
-        load_vllm(options.vllm)
+    # An unknown name is refused even if no rule needs it.
+    for name, find in (
+        (options.gpu, find_gpu),
+        (options.variant, find_variant),
+        (options.precision, find_precision),
+        (options.release, load_release),
+        (options.vllm, load_vllm),
+    ):
+        if name:
+            find(name)
     if options.model_root and not os.path.isdir(options.model_root):
         raise ToolError(
             f"--model {options.model_root}: expected the checkpoint's folder, found none there", exit_code=2
@@ -69,6 +68,17 @@ def show_finding(file: str, finding: Finding) -> None:
     print(paragraph(f"fix: {finding.fix}", "    "))
 
 
+def explain(code: str) -> None:
+    """Print what the code of a finding or of a plan's warning stands for.
+
+    :raises UnknownNameError: for an unknown code.
+    """
+    entry = find_code(code)
+    with to_reader():
+        print(paragraph(f"{entry.code} {entry.title} ({entry.severity}; releases: {entry.releases})", "", "  "))
+        print(paragraph(f"{entry.why} Source: {entry.source}", "  "))
+
+
 def _known(model: CheckedModel) -> str:
     """Say as what the model was checked."""
     library = _LIBRARIES.get(model.engine)
@@ -85,4 +95,4 @@ def _counts(report: Report) -> str:
     counts = Counter(finding.severity for finding in report.findings)
     shown = [f"{counts[name]} {name}{'' if counts[name] == 1 else 's'}" for name in ("error", "warning", "note")]
     verdict = "not ok" if report.has_errors else "ok"
-    return f"{verdict}: {', '.join(shown)}; {pages_folder() / 'rules.md'} explains the codes"
+    return f"{verdict}: {', '.join(shown)}; deepseek-triton check --explain CODE says more"
