@@ -279,8 +279,8 @@ class Client(BaseClient[Stream]):
     `url` is "http://host:port", "grpc://host:port", https:// or grpcs://; "host:port" alone is HTTP, and a missing port
     is Triton's own. With several URLs, `balance` "failover" uses the first server that works, "round_robin" uses each
     in turn. With an empty `model_version` the server chooses the version. `token` is sent as a bearer token; a function
-    is called for a token before each request. `stream_mode` says how a model streams that the client does not
-    recognize. `metrics_url` is "http://host:8002/metrics" unless given. Nothing is sent before the first call. Threads
+    is called for a token before each request. `stream_mode` says how a model of others streams, if not as
+    usual. `metrics_url` is "http://host:8002/metrics" unless given. Nothing is sent before the first call. Threads
     may share a client.
 
     Every method raises only errors of this package (`DeepseekTritonError`); a closed client raises RuntimeError.

@@ -43,14 +43,7 @@ VLLM = {
     **dict.fromkeys(("stream", "exclude_input_in_output"), ("BOOL", ONE)),
     **dict.fromkeys((f"return_{name}" for name in RETURNED), ("BOOL", ONE)),
 }
-ENSEMBLE = {
-    "text_input": ("BYTES", (-1, 1)),
-    "max_tokens": ("INT32", (-1, 1)),
-    **dict.fromkeys(("stop_words", "bad_words"), ("BYTES", (-1, -1))),
-    "temperature": ("FP32", (-1, 1)),
-    **dict.fromkeys(("stop", "stream"), ("BOOL", (-1, 1))),
-}
-MODELS = {"deepseek": DEEPSEEK, "llmapi": LLMAPI, "vllm": VLLM, "plain": ENSEMBLE}
+MODELS = {"deepseek": DEEPSEEK, "llmapi": LLMAPI, "vllm": VLLM}
 
 
 def dialect(inputs, *more_outputs, stream_mode=None):
@@ -87,9 +80,9 @@ def chunks(spoken, request, *responses):
 
 def test_each_kind_is_told_by_its_inputs():
     assert [dialect(inputs).kind for inputs in MODELS.values()] == list(MODELS)
-    three_dimensions = {"text_input": ("BYTES", (-1, -1, -1))}
-    for inputs in ({}, {"prompt": ("BYTES", ONE)}, {"text_input": ("INT32", ONE)}, three_dimensions):
-        with pytest.raises(ProtocolError, match="model 'x': expected an input text_input"):
+    ensemble = dict.fromkeys(("text_input", "max_tokens", "stop_words", "stream"), ("BYTES", ANY))
+    for inputs in ({}, ensemble, {"stream_mode": ("BYTES", ONE)}):
+        with pytest.raises(ProtocolError, match=r"model 'x': expected deepseek-triton's, .*llmapi.* vLLM backend"):
             dialect(inputs)
 
 
@@ -179,9 +172,7 @@ def test_llmapi_is_asked_for_the_outcome_and_not_for_the_prompt():
     fields = {"n": 1, "min_p": 0, "return_logprobs": False, "skip_special_tokens": True, "priority": 0}
     assert sent(dialect(LLMAPI), asked(**fields)) == sent(dialect(LLMAPI), asked())
     # Others may refuse streams, so that a whole answer is not streamed.
-    for inputs in (LLMAPI, ENSEMBLE):
-        values = sent(dialect(inputs), asked(streaming=False), streamed=True)
-        assert values.get("streaming", values.get("stream")) is False
+    assert sent(dialect(LLMAPI), asked(streaming=False), streamed=True)["streaming"] is False
 
 
 def test_vllm_takes_one_json_object():
@@ -213,50 +204,13 @@ def test_several_answers_are_streamed_only_where_chunks_say_whose_they_are():
     with pytest.raises(InvalidRequest, match="n: model 'x'"):
         sent(dialect(VLLM), asked(n=2))
     assert sent(dialect(VLLM), asked(n=2, streaming=False), streamed=True)["stream"] is False
-    plain = {"text_input": ("BYTES", ONE), "n": ("INT32", ONE), "streaming": ("BOOL", ONE)}
-    with pytest.raises(InvalidRequest, match="n: model 'x'"):
-        sent(dialect(plain), asked(n=2))
-    assert sent(dialect(plain, "sequence_index"), asked(n=2))["n"] == 2
-
-
-def test_a_count_that_may_be_that_of_all_so_far_is_not_asked_of_streams():
-    plain = {"text_input": ("BYTES", ONE), "return_num_output_tokens": ("BOOL", ONE)}
-    assert sent(dialect(plain), asked(streaming=False))["return_num_output_tokens"] is True
-    assert "return_num_output_tokens" not in sent(dialect(plain), asked())
-    assert sent(dialect(plain), asked(return_num_output_tokens=True))["return_num_output_tokens"] is True
-
-
-def test_a_batch_dimension_is_one():
-    spoken = dialect(ENSEMBLE)
-    inputs = spoken.inputs(asked(max_tokens=5, stop=["a", "b"], bad="c", temperature=0), streamed=True)
-    assert {each.name: (each.datatype, each.shape, tuple(each.values)) for each in inputs} == {
-        "text_input": ("BYTES", (1, 1), ("hi",)),
-        "stream": ("BOOL", (1, 1), (True,)),
-        "max_tokens": ("INT32", (1, 1), (5,)),
-        "stop_words": ("BYTES", (1, 2), ("a", "b")),
-        "bad_words": ("BYTES", (1, 1), ("c",)),
-        "temperature": ("FP32", (1, 1), (0.0,)),
-    }
-
-
-def test_an_input_takes_a_field_whose_type_and_shape_fit():
-    def spoken(datatype, shape):
-        return dialect({"text_input": ("BYTES", ONE), "max_tokens": (datatype, shape)})
-
-    for datatype, shape in (("INT32", ONE), ("INT32", ANY), ("INT64", ONE)):
-        _, tensor = spoken(datatype, shape).inputs(asked(max_tokens=5), streamed=True)
-        assert (tensor.name, tensor.datatype, tuple(tensor.values)) == ("max_tokens", datatype, (5,))
-    wrong = [(datatype, ONE) for datatype in ("INT16", "FP32", "BYTES")]
-    for datatype, shape in [*wrong, ("INT32", (2,)), ("INT32", (-1, 1)), ("INT32", ())]:
-        with pytest.raises(InvalidRequest, match="no input for max_tokens"):
-            spoken(datatype, shape).inputs(asked(max_tokens=5), streamed=True)
+    assert sent(dialect(DEEPSEEK, "sequence_index"), asked(n=2))["sampling_param_n"] == 2
 
 
 def test_a_running_request_is_ended_by_the_flag():
     flags = [(each.name, each.datatype, tuple(each.values)) for each in dialect(DEEPSEEK).stop_inputs()]
     assert flags == [("stop", "BOOL", (True,)), ("return_finish_reason", "BOOL", (True,))]
-    assert {each.name: each.shape for each in dialect(LLMAPI).stop_inputs()} == {"text_input": (1,), "stop": (1,)}
-    assert {each.name: each.shape for each in dialect(ENSEMBLE).stop_inputs()} == {"text_input": (1, 1), "stop": (1, 1)}
+    assert [each.name for each in dialect(LLMAPI).stop_inputs()] == ["text_input", "stop"]
     with pytest.raises(InvalidRequest, match=r"model 'x' \(vllm\) has no input that ends a request"):
         dialect(VLLM).stop_inputs()
 
@@ -273,11 +227,10 @@ NEW = [{"text_output": "a"}, {"text_output": "b"}, {"text_output": "c"}]
 
 
 def test_streams_become_increments():
-    """The mode that the caller gives decides; otherwise it shows."""
+    """The mode that the caller gives decides."""
     modes = {
-        "llmapi": [(None, SO_FAR), (None, NEW), ("cumulative", SO_FAR), ("delta", NEW)],
+        "llmapi": [(None, SO_FAR), ("cumulative", SO_FAR), ("delta", NEW)],
         "vllm": [(None, NEW), ("cumulative", SO_FAR)],
-        "plain": [(None, SO_FAR), (None, NEW), ("delta", NEW)],
     }
     for kind, streams in modes.items():
         for mode, responses in streams:

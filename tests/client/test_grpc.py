@@ -32,7 +32,7 @@ INPUTS = [
     Input("text_input", "BYTES", ["hé"]),
     Input("streaming", "BOOL", [True]),
     Input("sampling_param_max_tokens", "INT32", [7]),
-    Input("sampling_param_stop", "BYTES", ["a", "b"], batched=True),
+    Input("sampling_param_stop", "BYTES", ["a", "b"]),
 ]
 FIRST = {"text_output": "a"}
 WAIT_S = 30
@@ -57,7 +57,7 @@ def test_what_is_sent(grpc_server, driver):
         ("text_input", "BYTES", [1]),
         ("streaming", "BOOL", [1]),
         ("sampling_param_max_tokens", "INT32", [1]),
-        ("sampling_param_stop", "BYTES", [1, 2]),
+        ("sampling_param_stop", "BYTES", [2]),
     ]
     assert list(sent.raw_input_contents) == [b"\3\0\0\0h\xc3\xa9", b"\1", b"\7\0\0\0", b"\1\0\0\0a\1\0\0\0b"]
 

@@ -58,7 +58,7 @@ def over_tensors(inputs):
         data = encode(tensor.datatype, tensor.values)
         texts = tensor.datatype == "BYTES"
         array = deserialize_bytes_tensor(data) if texts else np.frombuffer(data, DTYPES[tensor.name])
-        arrays[tensor.name] = array.reshape(tensor.shape)
+        arrays[tensor.name] = array.reshape(len(tensor.values))
     return arrays, {}
 
 

@@ -52,7 +52,7 @@ def test_every_field_can_be_sent_to_the_model_and_every_input_sent_is_declared()
         assert BY_TENSOR.keys() < {each.name for each in sent}
         for each in sent:
             assert each.datatype == on_the_wire(declared[each.name].dtype)
-            assert declared[each.name].dims in {(-1,), each.shape}
+            assert declared[each.name].dims in {(-1,), (len(each.values),)}
 
 
 def requests(params):

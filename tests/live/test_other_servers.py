@@ -23,14 +23,15 @@ LONG = "x" * 100_000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """All of them; beside llmapi the same as upstream configures it, and a version 3 of plain."""
+    """All of them; beside llmapi the same as upstream configures it, in the versions 1 and 3."""
     folder = tmp_path_factory.mktemp("others") / "repository"
     shutil.copytree(MODELS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(folder / "plain/1", folder / "plain/3")
     shutil.copytree(folder / "llmapi", folder / "not_decoupled")
     config = folder / "not_decoupled/config.pbtxt"
     text = config.read_text().replace("decoupled: true", "decoupled: false")
-    config.write_text(text.replace('name: "llmapi"', 'name: "not_decoupled"'))
+    config.write_text(text.replace('name: "llmapi"', 'name: "not_decoupled"') + "version_policy { all { } }\n")
+    third = shutil.copytree(folder / "llmapi/1", folder / "not_decoupled/3") / "model.py"
+    third.write_text(third.read_text().replace('value(request, "text_input")', 'value(request, "text_input") + b" v3"'))
     with ServerProcess.serving(folder) as process:
         yield process
 
@@ -87,7 +88,7 @@ def test_the_prompt_is_put_before_the_text_where_that_is_asked_for(client_kind, 
 
 def test_llmapi_as_upstream_configures_it_has_no_streams(client_kind, server):
     with client_kind.client(server, model_name="not_decoupled") as client:
-        assert client.generate("hello").text == "hello"
+        assert client.generate("hello").text == "hello v3"
         with pytest.raises(REFUSED, match="only supported in decoupled mode"), client.stream("hello"):
             pass
 
@@ -129,25 +130,15 @@ def test_what_a_model_has_no_input_for_is_refused_by_name(client_kind, server):
             client.generate("a", ignore_eos=True)
 
 
-def test_versions_of_a_model_with_a_batch_dimension(client_kind, server):
-    for version, said in (("", "v3"), ("1", "v1"), ("3", "v3")):
-        with client_kind.client(server, model_name="plain", model_version=version) as client:
-            assert both(client, "one two three", max_tokens=3) == (f"{said} one two ", f"{said} one two ")
-            assert both(client, "one two three", max_tokens=9, stop=["two", "x"]) == (f"{said} one ", f"{said} one ")
-            completion = client.generate("one", max_tokens=9)
-            assert (completion.finish_reason, completion.num_output_tokens) == (None, None)
-    with client_kind.client(server, model_name="plain") as client:
+def test_a_version_of_a_model_is_asked(client_kind, server):
+    for version, text in (("", "one v3"), ("1", "one"), ("3", "one v3")):
+        with client_kind.client(server, model_name="not_decoupled", model_version=version) as client:
+            assert client.generate("one").text == text
+    with client_kind.client(server, model_name="not_decoupled") as client:
         assert client.metadata().versions == ("1", "3")
-    with client_kind.client(server, model_name="plain", model_version="2") as client, pytest.raises(ModelNotFound):
-        client.generate("one", max_tokens=1)
-    with client_kind.client(server, model_name="nobody") as client, pytest.raises(ModelNotFound):
-        client.generate("one")
-
-
-def test_a_model_without_streams_answers_a_stream_in_one_chunk(client_kind, server):
-    with client_kind.client(server, model_name="whole") as client:
-        text = "一二 max_tokens=3 temperature=0.25"
-        assert both(client, "一二", max_tokens=3, temperature=0.25) == (text, text)
+    for absent in ({"model_name": "not_decoupled", "model_version": "2"}, {"model_name": "nobody"}):
+        with client_kind.client(server, **absent) as client, pytest.raises(ModelNotFound):
+            client.generate("one")
 
 
 def test_a_running_request_is_ended_by_its_id(client_kind, server):

@@ -144,7 +144,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-@pytest.mark.parametrize("model", ["llmapi", "vllm", "plain"])
+@pytest.mark.parametrize("model", ["llmapi", "vllm"])
 def test_models_of_others_are_warmed_with_words(others: ServerProcess, warm: Any, model: str, scheme: str) -> None:
     done = warm(others, scheme, model=model, batch_sizes=(2,), input_lengths=(16,), max_tokens=8, max_rounds=2)
     [shape] = done.document["shapes"]

@@ -298,7 +298,7 @@ class Settings(_Checked):
         if self.balance not in ("failover", "round_robin"):
             yield f'balance: expected "failover" or "round_robin", got {self.balance!r}'
         if self.stream_mode not in (None, "delta", "cumulative"):
-            yield f'stream_mode: expected "delta", "cumulative", or None to detect it, got {self.stream_mode!r}'
+            yield f'stream_mode: expected "delta", "cumulative", or None for what is usual, got {self.stream_mode!r}'
 
     def _secret_problems(self) -> Iterator[str]:
         if isinstance(self.headers, Mapping):

@@ -31,12 +31,6 @@ class Input:
     datatype: str
     """Name of the datatype in Triton's protocol: BYTES, BOOL, INT32, UINT64 or FP32."""
     values: Sequence[Any]
-    batched: bool = False
-    """Whether the model has a batch dimension: the shape of this batch of one is [1, len(values)] then."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (1, len(self.values)) if self.batched else (len(self.values),)
 
 
 class ResponseStream(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 from deepseek_triton_client._core.exceptions import ProtocolError
 from deepseek_triton_client._core.interfaces import Outputs
@@ -15,35 +15,25 @@ _INCOMPLETE = "\ufffd"
 """At the end of a text this marks a character whose last bytes a later token may bring."""
 
 
-class Increments(Protocol):
-    """The texts of one answer, which are added in order."""
+class Deltas:
+    """The texts of one answer, added in order: each is an increment."""
 
     def add(self, text: str, *, last: bool) -> str:
         """Return the new text; `last`: no more will come. Raises ProtocolError for a text that can't follow."""
-        ...
-
-    def end(self) -> str:
-        """Return the text that was held back, when the stream ends without saying which text was the last."""
-        ...
-
-
-class Deltas:
-    """Each text is an increment."""
-
-    def add(self, text: str, *, last: bool) -> str:
         return text
 
     def end(self) -> str:
+        """Return the text that was held back, when the stream ends without saying which text was the last."""
         return ""
 
 
-class Cumulative:
+class Cumulative(Deltas):
     """Each text repeats all before it. Text that was returned stays, even if a later text is shorter."""
 
-    def __init__(self, returned: str = "") -> None:
-        self._returned = returned
+    def __init__(self) -> None:
+        self._returned = ""
         """Text that was returned; a prefix of the text received."""
-        self._text = returned
+        self._text = ""
         """The text received last; of two of which one begins with the other, the longer one."""
 
     def add(self, text: str, *, last: bool) -> str:
@@ -68,69 +58,17 @@ class Cumulative:
         return new
 
 
-class Unknown:
-    """Detects whether the texts are increments or cumulative.
-
-    A text that begins with the one before it and is longer shows that the stream is cumulative; one that does not begin
-    with it shows increments. A text that repeats the one before it, or is empty, shows neither. Nor does a text after
-    one that holds only a broken character, because that character may have become whole in it; the text is held back.
-    Increments look cumulative only if the second begins with all of the first, as "a" and "ab" do: the client's
-    `stream_mode` settles that.
-    """
-
-    def __init__(self) -> None:
-        self._before = ""
-        """Broken characters before the first text; they count only if the texts are increments."""
-        self._first = ""
-        """The text that the next one is compared with."""
-        self._repeats = 0
-        self._returned = ""
-        """Text that was returned; a prefix of the first text, and empty if broken characters came before it."""
-        self._known: Increments | None = None
-
-    def add(self, text: str, *, last: bool) -> str:
-        if self._known is not None:
-            return self._known.add(text, last=last)
-        if text in ("", self._first):
-            self._repeats += text != ""
-            return self.end() if last else ""
-        stable = self._first.rstrip(_INCOMPLETE)
-        if not stable:
-            return self._begin(text, last=last)
-        if text.startswith(stable):
-            self._known = Cumulative(self._returned)
-            return self._known.add(text, last=last)
-        self._known = Deltas()
-        return self._before + self._first[len(self._returned) :] + self._first * self._repeats + text
-
-    def end(self) -> str:
-        if self._known is not None:
-            return self._known.end()
-        new = self._first[len(self._returned) :]
-        self._returned = self._first
-        return new
-
-    def _begin(self, text: str, *, last: bool) -> str:
-        self._before += self._first * (1 + self._repeats)
-        self._first, self._repeats = text, 0
-        if last:
-            self._returned = text
-        elif not self._before:
-            self._returned = text.rstrip(_INCOMPLETE)
-        return self._returned
-
-
 class ResponseReader:
     """Reads the responses to one request."""
 
-    def __init__(self, num_answers: int, increments: Callable[[], Increments], *, says_end: bool) -> None:
+    def __init__(self, num_answers: int, increments: type[Deltas], *, says_end: bool) -> None:
         """`says_end`: the model sends a finish_reason at the end of every answer."""
         self.finished = False
         """Whether every answer has come, with its finish_reason."""
         self._num_answers = num_answers
         self._increments = increments
         self._says_end = says_end
-        self._answers: dict[int, Increments] = {}
+        self._answers: dict[int, Deltas] = {}
         self._ended: set[int] = set()
 
     def chunks(self, outputs: Outputs) -> list[Chunk]:
@@ -156,7 +94,7 @@ class ResponseReader:
         held = [(index, self._answers[index].end()) for index in sorted(self._answers.keys() - self._ended)]
         return [Chunk(text, index) for index, text in held if text]
 
-    def _answer(self, index: int) -> Increments:
+    def _answer(self, index: int) -> Deltas:
         answer = self._answers.get(index)
         if answer is None:
             answer = self._answers[index] = self._increments()

@@ -152,7 +152,7 @@ class GrpcTransport:
             model_name=self._model["name"], model_version=self._model["version"], id=request_id
         )
         for each in inputs:
-            message.inputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+            message.inputs.add(name=each.name, datatype=each.datatype, shape=(len(each.values),))
             message.raw_input_contents.append(encode(each.datatype, each.values))
         # Without this parameter, a model that ends with an empty final response seems never to end.
         message.parameters["triton_enable_empty_final_response"].bool_param = True

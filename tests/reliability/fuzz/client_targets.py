@@ -14,7 +14,6 @@ from deepseek_triton_client._core.response_reader import (
     Deltas,
     ModelInfoReader,
     ResponseReader,
-    Unknown,
     read_model_info,
 )
 from deepseek_triton_client._core.results import Metrics
@@ -84,7 +83,7 @@ def http_answer(data: bytes) -> None:
         str(status_error(status, headers, b"".join(body)))
         str(query_error("http://h", status, headers, b"".join(body)))
         return
-    reader, decoder = ResponseReader(2, Unknown, says_end=False), SseDecoder(_MOST_BYTES)
+    reader, decoder = ResponseReader(2, Cumulative, says_end=False), SseDecoder(_MOST_BYTES)
     with _server_tells_errors(), may_refuse(ProtocolError):
         for part in body:
             for event in decoder.feed(part):
@@ -97,7 +96,7 @@ def responses(data: bytes) -> None:
     readers = [
         ResponseReader(2, Deltas, says_end=True),
         ResponseReader(1, Cumulative, says_end=False),
-        ResponseReader(64, Unknown, says_end=False),
+        ResponseReader(64, Deltas, says_end=False),
         ModelInfoReader(1, Deltas, says_end=False),
     ]
     for reader in readers:
