@@ -54,7 +54,7 @@ def only_run(*words: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_a_sweep_counts_every_token_and_writes_every_file(server, scheme, tmp_path):
     folder = tmp_path / "result"
     load = ("--concurrency", "1,4", "--rounds", "3", "--repeat", "2", "--isl", "100", "--osl", "20")
-    more = ("--gpus", "8", "--slo", "ttft=60000,tpot=60000", "--picture", "--output", str(folder))
+    more = ("--gpus", "8", "--slo", "ttft=60000,tpot=60000", "--output", str(folder))
     done = bench(url(server, scheme), *load, *more, *metrics(server))
 
     result = read_result(folder)
@@ -103,12 +103,6 @@ def test_texts_of_a_file_as_chats(server, tmp_path):
     more = ("--set", "temperature=0.5", "--set", "ignore_eos=true", "--warmup", "2", *metrics(server))
     _, figures = only_run(server.http_url, "--dataset", str(texts), "--chat", "--osl", "6", *more)
     assert (figures["completed"], figures["total_output_tokens"]) == (3, 18)
-
-
-def test_tables_of_other_tools(server):
-    load = ("--concurrency", "2", "--num-prompts", "2", "--osl", "4")
-    for table, expected in {"vllm": "Serving Benchmark Result", "trtllm-bench": "PERFORMANCE OVERVIEW"}.items():
-        assert expected in bench(server.http_url, *load, "--table", table, *metrics(server)).stdout
 
 
 def test_what_was_measured_is_shown_when_a_later_run_fails(server, tmp_path):
@@ -168,7 +162,8 @@ WRONG = [
         "--later-isl: only with --turns; --num-prefixes: only with --prefix-len",
     ),
     (("URL", "--preset", "balanced", "--cancel", "5", "--cancel-after", "1"), "--cancel, --cancel-after: not with"),
-    (("URL", "--json", "--picture", "--table", "vllm"), "--table, --picture: not with --json"),
+    (("URL", "--json", "--against", "x"), "--against: not with --json"),
+    (("URL", "--picture"), "--output FOLDER writes"),
     (("URL/v1", "--model-version", "1"), "--model-version: an OpenAI endpoint has none"),
     (("URL/v1",), "for Triton, leave /v1 out"),
     (("URL", "--chat"), "--chat: random prompts are token ids"),

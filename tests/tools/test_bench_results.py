@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.figures import Distribution, MetricSummary, RequestRecord, Slo
-from deepseek_triton_tools.bench.foreign_results import (
-    run_name,
-    serving_document,
-    serving_table,
-    trtllm_document,
-    trtllm_table,
-)
+from deepseek_triton_tools.bench.foreign_results import serving_document, trtllm_document
 from deepseek_triton_tools.bench.result import (
     BenchPoint,
     BenchResult,
@@ -30,6 +24,7 @@ from deepseek_triton_tools.bench.result import (
     write_samples,
 )
 from deepseek_triton_tools.bench.run_figures import run_figures, run_timeline
+from deepseek_triton_tools.bench.sweep import run_name
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.tool_errors import ToolError
 from support.made_up_bench import made_up_result
@@ -224,47 +219,6 @@ def test_files_are_named_after_the_load():
     assert {case: run_name(*case) for case in names} == names
 
 
-VLLM_TABLE = """\
-============ Serving Benchmark Result ============
-Successful requests:                     1
-Failed requests:                         1
-Maximum request concurrency:             2
-Benchmark duration (s):                  2.00
-Total input tokens:                      8
-Total generated tokens:                  4
-Request throughput (req/s):              0.50
-Request goodput (req/s):                 0.50
-Output token throughput (tok/s):         2.00
-Peak output token throughput (tok/s):    4.00
-Peak concurrent requests:                2.00
-Total token throughput (tok/s):          6.00
----------------Time to First Token----------------
-Mean TTFT (ms):                          500.00
-Median TTFT (ms):                        500.00
-P99 TTFT (ms):                           500.00
------Time per Output Token (excl. 1st token)------
-Mean TPOT (ms):                          100.00
-Median TPOT (ms):                        100.00
-P99 TPOT (ms):                           100.00
----------------Inter-token Latency----------------
-Mean ITL (ms):                           150.00
-Median ITL (ms):                         150.00
-P99 ITL (ms):                            199.00
-----------------End-to-end Latency----------------
-Mean E2EL (ms):                          1000.00
-Median E2EL (ms):                        1000.00
-P99 E2EL (ms):                           1000.00
-=================================================="""
-
-
-def test_the_table_of_vllm():
-    assert serving_table(LOAD, FIGURES) == VLLM_TABLE
-    opened = serving_table(LoadPoint(num_requests=2, rate=10), replace(FIGURES, goodput=None))
-    assert "Request rate configured (RPS):           10.00" in opened
-    assert "concurrency:" not in opened
-    assert "goodput" not in opened
-
-
 # --- trtllm-bench ---
 
 
@@ -284,51 +238,6 @@ def test_the_report_of_trtllm_bench():
     assert document["request_info"]["avg_num_concurrent_requests"] == pytest.approx(0.5)
     assert document["engine"]["backend"] == "simulated"
     json.dumps(document, allow_nan=False)
-
-
-EXPECTED_B200 = """\
-===========================================================
-= PERFORMANCE OVERVIEW
-===========================================================
-Request Throughput (req/sec):                     21.0675
-Total Output Throughput (tokens/sec):             43146.2042
-Total Token Throughput (tokens/sec):              65100.6376
-Total Latency (ms):                               5443839.8140
-Average request latency (ms):                     332826.9898
-Per User Output Throughput [w/ ctx] (tps/user):   6.1806
-Per GPU Output Throughput (tps/gpu):              5393.2755
-"""
-"""NVIDIA's expected result of DeepSeek-R1-0528-FP4 on eight B200."""
-
-
-def test_the_table_can_be_laid_beside_the_published_ones():
-    published = replace(
-        FIGURES,
-        request_throughput=21.0675,
-        output_throughput=43146.2042,
-        total_token_throughput=65100.6376,
-        duration_s=5443.839814,
-        e2el_ms=replace(FIGURES.e2el_ms, mean=332826.9898),
-        user_throughput=6.1806,
-        output_throughput_per_gpu=5393.2755,
-        ttft_ms=Distribution(),
-    )
-    assert EXPECTED_B200 in trtllm_table(trtllm_document(RESULT, published))
-
-
-def test_the_table_of_a_stream_has_the_breakdowns():
-    lines = trtllm_table(trtllm_document(RESULT, FIGURES)).splitlines()
-
-    assert {
-        "Number of concurrent requests:  0.5000",
-        "Average time-to-first-token [TTFT] (ms):          500.0000",
-        "Per User Output Speed (tps/user):                 10.0000",
-        "[TPOT] P99    : 100.0000",
-        "[GTPS] AVERAGE: 10.0000",
-    } <= set(lines)
-    assert lines[-7] == "[Latency] MINIMUM: 1000.0000"
-    without_gpus = trtllm_document(replace(RESULT, gpus=None), replace(FIGURES, output_throughput_per_gpu=None))
-    assert "Per GPU" not in trtllm_table(without_gpus)
 
 
 # --- CSV and samples ---

@@ -12,24 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.figures import Distribution, Slo
-from deepseek_triton_tools.bench.report_page import report_page, report_warnings, write_report
-from deepseek_triton_tools.bench.report_pictures import (
-    latency_over_load,
-    latency_over_throughput,
-    pareto_picture,
-    timeline_pictures,
-)
-from deepseek_triton_tools.bench.report_points import (
+from deepseek_triton_tools.bench.html_page import readable
+from deepseek_triton_tools.bench.report import (
     ExpectedPoint,
     NamedResult,
+    latency_pictures,
     load_order,
-    load_title,
     pareto_front,
-    readable,
+    pareto_picture,
+    report_warnings,
     short_load,
     spread,
+    timeline_pictures,
+    write_report,
 )
 from deepseek_triton_tools.bench.result import write_result
+from deepseek_triton_tools.bench.result_tables import number_text
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.bench import add_report_form
 from deepseek_triton_tools.cli.parsing import VerbParser
@@ -44,8 +42,18 @@ def named(*points, name="x", **more):
 ONE = named(name="one")
 
 
+@pytest.fixture
+def page_of(tmp_path):
+    """Writes a report and returns its text, without the library's millions of characters."""
+
+    def write(results, expected=()):
+        write_report(tmp_path / "page.html", results, expected)
+        return page_without_plotly((tmp_path / "page.html").read_text("utf-8"))
+
+    return write
+
+
 def page_without_plotly(page):
-    """The page's own text, without the library's millions of characters."""
     first, _, rest = page.partition("<script>/**")
     return first + rest[rest.index('<script type="application/json"') :]
 
@@ -80,10 +88,6 @@ class PageReader(HTMLParser):
         return next(row[1:] for row in self.rows if row[0] == first)
 
 
-def read_page(results):
-    return PageReader(page_without_plotly(report_page(results)))
-
-
 # --- Points ---
 
 
@@ -100,7 +104,7 @@ def test_the_front_has_every_point_that_none_beats(points):
     assert on_front == sorted(set(on_front))
 
 
-def test_labels_and_titles_of_loads():
+def test_labels_of_loads():
     closed, opened = LoadPoint(num_requests=1, concurrency=8), LoadPoint(num_requests=1, rate=0.5)
     at_once, trace = LoadPoint(num_requests=1, rate=math.inf, concurrency=4), LoadPoint(num_requests=1)
 
@@ -108,21 +112,16 @@ def test_labels_and_titles_of_loads():
     assert sorted((at_once, opened, closed, trace), key=load_order) == [trace, closed, opened, at_once]
     several = [LoadPoint(num_requests=number, rate=10_000.0) for number in (512, 16)]
     assert [*map(short_load, sorted(several, key=load_order))] == ["16 at once", "512 at once"]
-    titles = [load_title(loads) for loads in (several, [closed], [opened, at_once], [closed, opened])]
-    assert titles == ["Requests at once", "Concurrency", "Request rate", "Load"]
 
 
 def test_a_spread_is_over_the_runs_that_completed_something():
-    def of_users(figures):
-        return figures.user_throughput
-
     point = made_up_point(4, runs=(1.0, 1.2, 0.8))
     dead = replace(point.runs[0], figures=replace(point.runs[0].figures, completed=0, user_throughput=0.0))
-    found = spread(replace(point, runs=(*point.runs, dead)), of_users)
+    users = spread(replace(point, runs=(*point.runs, dead)), "user_throughput")
 
-    assert (found.low, found.high) == tuple(of_users(run.figures) for run in point.runs[1:])
-    assert spread(replace(point, runs=(dead,)), of_users) is None
-    assert spread(point, lambda figures: figures.goodput) is None
+    assert (users.low, users.high) == tuple(run.figures.user_throughput for run in point.runs[1:])
+    assert spread(replace(point, runs=(dead,)), "user_throughput") is None
+    assert spread(point, "goodput") is None
 
 
 def test_a_number_is_readable():
@@ -139,8 +138,7 @@ def test_plotly_knows_everything_in_the_figures():
     results = [*ONE, *named(made_up_point(8, (1, 1.1), failed=3), name="two")]
     pictures = [
         pareto_picture(results, [ExpectedPoint(name="published", tps_user=11, tps_gpu=1436)]),
-        *latency_over_throughput(results),
-        *latency_over_load(results),
+        *latency_pictures(results),
         *timeline_pictures(results),
     ]
 
@@ -172,7 +170,7 @@ def test_repeated_runs_are_a_mean_with_bars_to_the_lowest_and_the_highest():
     assert "error_x" not in pareto_picture(ONE).figure["data"][1]
 
 
-def test_without_the_number_of_gpus_throughput_is_per_server():
+def test_without_the_number_of_gpus_throughput_is_per_server(page_of):
     unknown = named(made_up_point(4), name="unknown", gpus=None, urls=("http://a", "http://b"))
     expected = [ExpectedPoint(name="published", tps_user=1, tps_gpu=2)]
     data = pareto_picture([*ONE, *unknown], expected).figure["data"]
@@ -180,15 +178,15 @@ def test_without_the_number_of_gpus_throughput_is_per_server():
     whole = unknown[0].result.points[0].runs[0].figures.output_throughput
     assert [trace["y"] for trace in data if trace.get("name") == "unknown"] == [[whole / 2]]
     assert "expected" not in {trace.get("name") for trace in data}
-    text = report_page([*ONE, *unknown], expected)
+    text = page_of([*ONE, *unknown], expected)
     assert "per server, because the number of GPUs is not known" in text
     assert "The expected figures are per GPU, so they are left out." in text
 
 
-def test_a_latency_that_was_not_measured_has_no_picture():
+def test_a_latency_that_was_not_measured_has_no_picture(page_of):
     results = named(*(made_up_point(n, ttft_ms=Distribution()) for n in (1, 4)))
-    assert [re.findall(r"\((\w+)\)", picture.title) for picture in latency_over_load(results)] == [["TPOT"], ["E2EL"]]
-    assert "TTFT" not in page_without_plotly(report_page(results))
+    assert [re.findall(r"\((\w+)\)", picture.title) for picture in latency_pictures(results)] == [["TPOT"], ["E2EL"]]
+    assert "TTFT" not in page_of(results)
 
 
 def test_a_timeline_has_counts_for_each_second_and_ends_where_the_run_does():
@@ -206,22 +204,24 @@ def test_a_timeline_has_counts_for_each_second_and_ends_where_the_run_does():
 # --- The page ---
 
 
-def test_the_page_says_what_was_run_and_has_every_figure():
-    read = read_page(named(name="one", slo=Slo(ttft_ms=500, tpot_ms=30)))
+def test_the_page_says_what_was_run_and_has_every_figure(page_of):
+    read = PageReader(page_of(named(name="one", slo=Slo(ttft_ms=500, tpot_ms=30))))
     first = made_up_point(1).runs[0].figures
 
     assert read.row("Engine") == ["simulated"]
     assert read.row("Simulation") == ["preset made-up, speed 2.0"]
     assert read.row("SLO") == ["TTFT 500 ms, TPOT 30 ms"]
     assert read.row("Command") == [made_up_result().command]
-    assert read.row("concurrency 1")[:3] == ["10", "0", readable(first.request_throughput)]
-    assert len(read.row("concurrency 1")) == len(read.row("Load")) == 12
+    assert read.row("load")[:2] == ["req/s", "tok/s"]
+    assert read.row("concurrency 1")[0] == number_text(first.request_throughput)
+    assert len(read.row("concurrency 1")) == len(read.row("load"))
 
 
-def test_the_page_can_be_read_by_a_screen_reader_and_loads_nothing():
-    assert "default-src 'none'" in report_page(ONE)
+def test_the_page_can_be_read_by_a_screen_reader_and_loads_nothing(page_of):
+    page = page_of(ONE)
+    assert "default-src 'none'" in page
     by_tag = {}
-    for tag, attributes in read_page(ONE).elements:
+    for tag, attributes in PageReader(page).elements:
         by_tag.setdefault(tag, []).append(attributes)
         assert "src" not in attributes
         assert tag != "a" or "href" not in attributes
@@ -230,27 +230,26 @@ def test_the_page_can_be_read_by_a_screen_reader_and_loads_nothing():
     assert len(by_tag["title"]) == len(by_tag["h1"]) == 1
     assert {attributes["scope"] for attributes in by_tag["th"]} == {"col", "row"}
     pictures = [attributes for attributes in by_tag["div"] if attributes.get("class") == "picture"]
-    assert len(pictures) == 8
+    assert len(pictures) == 5
     assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
     assert {"for": "run"} in by_tag["label"]
 
 
-def test_names_stay_text():
+def test_names_stay_text(page_of):
     evil = "</script><script>alert(1)</script>"
     results = named(name=evil, model=evil, dataset=evil, command=evil, server={"engine": evil})
-    page = page_without_plotly(report_page([*results, *ONE], [ExpectedPoint(name=evil, tps_user=1, tps_gpu=1)]))
+    page = page_of([*results, *ONE], [ExpectedPoint(name=evil, tps_user=1, tps_gpu=1)])
 
     assert evil not in page
     assert page.count("<script") == 2
     assert PageReader(page).row("Dataset")[0] == evil
 
 
-def test_a_result_in_which_nothing_was_completed_has_a_table_and_warnings():
-    page = page_without_plotly(
-        report_page(named(made_up_point(4, completed=0, failed=40, errors={"overloaded: full": 30, "timeout": 10})))
-    )
-    assert PageReader(page).row("concurrency 4")[:2] == ["0", "40"]
-    assert 'class="picture"' not in page
+def test_a_result_in_which_nothing_was_completed_has_a_table_and_warnings(page_of):
+    page = page_of(named(made_up_point(4, completed=0, failed=40, errors={"overloaded: full": 30, "timeout": 10})))
+    headings, cells = PageReader(page).row("load"), PageReader(page).row("concurrency 4")
+    assert dict(zip(headings, cells, strict=True))["failed"] == "40"
+    assert "class=picture" not in page
     assert "x, concurrency 4: 40 of 40 requests failed; most often: overloaded: full" in page
 
 
@@ -264,12 +263,12 @@ def test_a_client_that_was_the_limit_is_named():
     assert busy.startswith("x: this client was busy at concurrency 4; concurrency 16: times are exact to 112 ms only")
 
 
-def test_an_interrupted_run_is_marked_and_in_no_mean():
+def test_an_interrupted_run_is_marked_and_in_no_mean(page_of):
     point = made_up_point(4, runs=(1.0, 1.2, 9.0))
     results = named(replace(point, runs=(*point.runs[:2], replace(point.runs[2], interrupted=True))))
-    expected = read_page(named(replace(point, runs=point.runs[:2])))
+    expected = PageReader(page_of(named(replace(point, runs=point.runs[:2]))))
 
-    assert read_page(results).row("concurrency 4, interrupted") == expected.row("concurrency 4")
+    assert PageReader(page_of(results)).row("concurrency 4, interrupted") == expected.row("concurrency 4")
     titles = [picture.title for picture in timeline_pictures(results)]
     assert titles[1:] == ["concurrency 4, run 2", "concurrency 4, run 3, interrupted"]
 
@@ -349,12 +348,3 @@ def test_a_report_takes_no_other_files_place(tmp_path):
     with pytest.raises(ToolError, match="is no HTML page"):
         run_form(tmp_path, "--output", file)
     assert file.read_bytes() == before
-
-
-@pytest.mark.slow
-def test_the_form_draws_in_a_pipe_if_asked(tmp_path, capsys):
-    written(tmp_path)
-    assert run_form(tmp_path, "--picture", "--output", tmp_path / "x.html") == 0
-    printed = capsys.readouterr().out
-    assert "Output tokens/s per GPU" in printed
-    assert "\x1b" not in printed

@@ -1,6 +1,4 @@
-"""The Pareto front of a search: in the terminal, and as a page in Chromium."""
-
-import sys
+"""The Pareto front of a search as a page in Chromium."""
 
 import pytest
 
@@ -16,17 +14,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def no_aiconfigurator(monkeypatch):
     monkeypatch.delenv("DEEPSEEK_TRITON_AICONFIGURATOR", raising=False)
-
-
-def test_the_terminal_marks_the_best_and_without_plotext_the_search_is_shown_all_the_same(capsys, monkeypatch):
-    assert main([*SEARCH, *LIMITS]) == 0
-    *_, picture = capsys.readouterr().out.partition("Output tokens/s per GPU")
-    assert picture.count("★") == 2  # the mark, and what it means
-    assert "● aggregated   ▲ disaggregated   ★ the best" in picture
-
-    monkeypatch.setitem(sys.modules, "plotext", None)
-    assert main([*SEARCH, *LIMITS]) == 0
-    assert "plotext" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")

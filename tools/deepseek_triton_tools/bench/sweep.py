@@ -12,12 +12,11 @@ import numpy as np
 
 from deepseek_triton_client import Tls
 from deepseek_triton_tools.bench.figures import MetricSummary, Slo
-from deepseek_triton_tools.bench.foreign_results import run_name, serving_document, trtllm_document
+from deepseek_triton_tools.bench.foreign_results import serving_document, trtllm_document
 from deepseek_triton_tools.bench.load_process import LoadProgress
 from deepseek_triton_tools.bench.load_run import LoadProcesses, LoadRun, conversations_needed, processes_for
 from deepseek_triton_tools.bench.presets import BenchPreset
-from deepseek_triton_tools.bench.report_page import write_report
-from deepseek_triton_tools.bench.report_points import ExpectedPoint, NamedResult
+from deepseek_triton_tools.bench.report import ExpectedPoint, NamedResult, write_report
 from deepseek_triton_tools.bench.result import (
     FILE_NAME,
     BenchPoint,
@@ -222,6 +221,12 @@ def expected_points(preset: BenchPreset) -> list[ExpectedPoint]:
         for point in preset.points
         if {"user_throughput", "output_throughput_per_gpu"} <= point.published.keys()
     ]
+
+
+def run_name(load: LoadPoint, run: int = 0) -> str:
+    """The name of a run's files, without an ending: "concurrency_32", and "concurrency_32_run_2" for a repeated run."""
+    name = load.label.replace(", ", "_").replace(" ", "_")
+    return f"{name}_run_{run + 1}" if run else name
 
 
 class OutputFolder:

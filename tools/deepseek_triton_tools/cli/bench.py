@@ -12,7 +12,7 @@ from deepseek_triton_tools.cli.bench_dataset import add_dataset_form
 from deepseek_triton_tools.cli.bench_run import add_run_form
 from deepseek_triton_tools.cli.parsing import VerbParser, Verbs, add_json, add_verb, option, path, real_number
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
-from deepseek_triton_tools.terminal.tables import is_terminal, paragraph, show
+from deepseek_triton_tools.terminal.tables import paragraph, show
 from deepseek_triton_tools.tool_errors import ToolError
 
 _percent = real_number("a percentage from 0, such as 5", lambda value: 0 <= value < math.inf)
@@ -33,7 +33,7 @@ def add_options(verb: VerbParser) -> None:
 
 
 def add_report_form(forms: Verbs) -> None:
-    verb = add_verb(forms, "report", "draw one or several results as one HTML page, and in the terminal")
+    verb = add_verb(forms, "report", "draw one or several results as one HTML page")
     verb.runs(
         _report,
         "deepseek-triton bench report bench",
@@ -43,23 +43,18 @@ def add_report_form(forms: Verbs) -> None:
     option(verb, "results RESULT", "bench.json, or the folder with it; several are compared", path, nargs="+")
     text = "the page to write (default: report.html)"
     option(verb, "--output FILE", text, path, default=Path("report.html"))
-    option(verb, "--picture", "draw in the output too where it is no terminal")
+    verb.gone = {"--picture": "the page has the pictures"}
 
 
 def _report(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.bench.report_page import write_report
-    from deepseek_triton_tools.bench.report_points import NamedResult
+    from deepseek_triton_tools.bench.report import NamedResult, write_report
     from deepseek_triton_tools.bench.result import read_result
-    from deepseek_triton_tools.bench.terminal_pictures import show_pictures
 
     if args.output.exists() and args.output.suffix.lower() not in (".html", ".htm"):
         raise ToolError(f"--output {args.output}: it exists and is no HTML page; name another file", exit_code=2)
     names = _result_names(args.results)
     results = [NamedResult(name=name, result=read_result(file)) for name, file in zip(names, args.results, strict=True)]
     write_report(args.output, results)
-    if args.picture or is_terminal():
-        with to_reader():
-            show_pictures(results)
     complain(f"written to {args.output}")
     return 0
 

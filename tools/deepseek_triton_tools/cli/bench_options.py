@@ -137,9 +137,6 @@ def _add_requests_and_results(verb: VerbParser) -> None:
     option(results, "--slo LIMITS", text, slo, default=Slo())
     text = "lay a plan's limits beside what was measured: a folder that build wrote, or options of plan in quotes"
     option(results, "--against PLAN", text, words)
-    option(results, "--picture", "draw pictures (default: of a sweep)", action=argparse.BooleanOptionalAction)
-    text = "print the tables of another tool: vllm or trtllm-bench (default: ours)"
-    option(results, "--table", text, choices=("ours", "vllm", "trtllm-bench"))
 
 
 # --- Which go together ---
@@ -165,7 +162,7 @@ _REFUSES = {
     ),
     "dataset": _OF_RANDOM_PROMPTS,
     "range_ratio": ("input_stdev", "output_stdev"),
-    "json": ("table", "picture", "against"),
+    "json": ("against",),
     "rounds": ("num_prompts",),
 }
 _SENT_OTHERWISE = {

@@ -23,7 +23,7 @@ from deepseek_triton_tools.cli.parsing import Verbs, add_verb
 from deepseek_triton_tools.cli.sampling_options import assigned, assigned_json
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
-from deepseek_triton_tools.terminal.tables import is_terminal, paragraph, show
+from deepseek_triton_tools.terminal.tables import paragraph, show
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
@@ -44,6 +44,11 @@ def add_run_form(forms: Verbs) -> None:
     verb = add_verb(forms, "run", "send requests at given loads, and show what was measured")
     verb.usage = "%(prog)s URL... [options]"
     verb.names = _preset_names
+    verb.gone = {
+        "--picture": "the pictures are in report.html, which --output FOLDER writes",
+        "--no-picture": "no pictures are drawn in the terminal any more",
+        "--table": "--output FOLDER writes what these tools write, for each run",
+    }
     verb.runs(
         _run,
         "deepseek-triton bench http://localhost:8000 --concurrency 1,8,64 --isl 1024 --osl 128 --output bench",
@@ -62,11 +67,10 @@ def _preset_names() -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    for name in ("aiohttp", "numpy", "plotext", "plotly", "uvloop"):
+    for name in ("aiohttp", "numpy", "plotly", "uvloop"):
         if find_spec(name) is None:
             raise InstallationError(f"bench needs {name}: {install_extra('bench')}")
-    from deepseek_triton_tools.bench.report_page import report_warnings
-    from deepseek_triton_tools.bench.report_points import NamedResult
+    from deepseek_triton_tools.bench.report import NamedResult, report_warnings
     from deepseek_triton_tools.bench.sweep import (
         OutputFolder,
         RunProgress,
@@ -241,36 +245,21 @@ def _points(args: argparse.Namespace, source: ConversationSource) -> list[LoadPo
 
 
 def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) -> None:
-    from deepseek_triton_tools.bench.foreign_results import serving_table, trtllm_document, trtllm_table
     from deepseek_triton_tools.bench.planning import against_plan
     from deepseek_triton_tools.bench.presets import published_table
-    from deepseek_triton_tools.bench.report_points import NamedResult
     from deepseek_triton_tools.bench.result import result_document
     from deepseek_triton_tools.bench.result_tables import metrics_table, result_note, result_tables
-    from deepseek_triton_tools.bench.terminal_pictures import show_pictures
 
     if args.json:
         print_json(result_document(result))
         return
-    if args.table in (None, "ours"):
-        for table in result_tables(result):
-            show(table)
-        print(paragraph(result_note(result), indent="") + "\n")
-        last = result.points[-1]
-        watched = metrics_table(last.runs[-1].server_metrics, f"the last run: {last.load.label}")
-        if watched is not None:
-            show(watched)
+    for table in result_tables(result):
+        show(table)
+    print(paragraph(result_note(result), indent="") + "\n")
+    last = result.points[-1]
+    if watched := metrics_table(last.runs[-1].server_metrics, f"the last run: {last.load.label}"):
+        show(watched)
     if args.preset is not None and (published := published_table(published_preset(args.preset), result)).rows:
         show(published)
     if planned is not None:
         show(against_plan(planned, result))
-    for point in result.points:
-        for run in point.runs:
-            if args.table in ("vllm", "trtllm-bench") and len(result.points) > 1:
-                print(f"\n{point.load.label}:")
-            if args.table == "vllm":
-                print(serving_table(point.load, run.figures))
-            elif args.table == "trtllm-bench":
-                print(trtllm_table(trtllm_document(result, run.figures)))
-    if args.picture if args.picture is not None else is_terminal() and len(result.points) > 1:
-        show_pictures([NamedResult(name=result.preset or result.model, result=result)])

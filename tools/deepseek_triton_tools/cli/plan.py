@@ -63,7 +63,7 @@ def _search(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.sla.fleets import searched_settings
     from deepseek_triton_tools.sla.predictions import TOKENS_PER_STEP
     from deepseek_triton_tools.sla.sla_plan import plan_to_sla
-    from deepseek_triton_tools.sla.sla_view import show_fronts, show_sla_plan, write_sla_report
+    from deepseek_triton_tools.sla.sla_view import show_sla_plan, write_sla_report
 
     wrong = [
         said
@@ -105,6 +105,4 @@ def _search(args: argparse.Namespace) -> int:
     if args.report is not None:
         write_sla_report(args.report, plan)
     show_sla_plan(plan, as_json=args.json, paces=args.write_pace)
-    if not args.json:
-        show_fronts(plan)
     return 0

@@ -25,7 +25,7 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.catalog import find_gpu
 from deepseek_triton_tools.bench.figures import Slo
-from deepseek_triton_tools.bench.report_points import pareto_front
+from deepseek_triton_tools.bench.report import pareto_front
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.sla.fleets import (
     CONTEXT,
