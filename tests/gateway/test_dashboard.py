@@ -7,8 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deepseek_triton_tools.gateway.fleet_member import FleetServer
-from deepseek_triton_tools.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
-from deepseek_triton_tools.gateway.handled_request import HandledRequest
+from deepseek_triton_tools.gateway.observers import CONTENT_TYPE, GatewayMetrics, HandledRequest
 from deepseek_triton_tools.gateway.own_routes import page_routes
 from deepseek_triton_tools.gateway.routing import Load
 from support.asgi_server import serving_app

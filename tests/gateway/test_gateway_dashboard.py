@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from deepseek_triton_tools.gateway.gateway_metrics import FAMILIES, PREFIX
+from deepseek_triton_tools.gateway.observers import FAMILIES, PREFIX
 
 DASHBOARD = json.loads(
     (Path(__file__).resolve().parents[2] / "tools/monitoring/grafana-gateway.json").read_text("utf-8")

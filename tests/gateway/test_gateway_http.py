@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deepseek_triton_tools.gateway.api_route import MOST_BRACKETS, ApiExchange, ClientLeft, _document
 from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS
-from deepseek_triton_tools.gateway.handled_request import begin_record
+from deepseek_triton_tools.gateway.observers import begin_record
 from deepseek_triton_tools.gateway.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT, OpenAIError
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from gateway.asking import BODIES, CHAT, COMPLETION, HELLO, LAST, MAX_BODY, RESPONSE, ask, error_of

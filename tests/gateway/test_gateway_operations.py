@@ -10,8 +10,7 @@ import pytest
 
 from deepseek_triton_tools.gateway import guard
 from deepseek_triton_tools.gateway.guard import new_key
-from deepseek_triton_tools.gateway.handled_request import HandledRequest
-from deepseek_triton_tools.gateway.observers import AccessLog
+from deepseek_triton_tools.gateway.observers import AccessLog, HandledRequest
 from gateway.asking import BODIES, CHAT, error_of
 from support.leaving_client import leaving
 from support.raw_triton import RawTriton, answer, event, gateway_before

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deepseek_triton_tools.gateway.gateway_metrics import FAMILIES, GatewayMetrics
-from deepseek_triton_tools.gateway.handled_request import HandledRequest, begin_record
-from deepseek_triton_tools.gateway.observers import AccessLog, Observers
+from deepseek_triton_tools.gateway.observers import (
+    FAMILIES,
+    AccessLog,
+    GatewayMetrics,
+    HandledRequest,
+    Observers,
+    begin_record,
+)
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 ROUTE = "/v1/chat/completions"
@@ -116,8 +121,8 @@ def test_the_metrics_count_what_records_say():
 
 COUNT = """
 import os, sys
-from deepseek_triton_tools.gateway.gateway_metrics import GatewayMetrics
-from deepseek_triton_tools.gateway.handled_request import HandledRequest
+from deepseek_triton_tools.gateway.observers import GatewayMetrics
+from deepseek_triton_tools.gateway.observers import HandledRequest
 metrics = GatewayMetrics()
 record = HandledRequest("a", "/v1/models", model="r1", status=200)
 metrics.begins(record)
@@ -195,6 +200,6 @@ def test_nobody_is_told_of_probes(tmp_path):
 
 @pytest.mark.slow
 def test_the_sdk_is_not_imported_without_traces():
-    program = "import sys, deepseek_triton_tools.gateway.handled_request; print('opentelemetry' in sys.modules)"
+    program = "import sys, deepseek_triton_tools.gateway.observers; print('opentelemetry' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == "False\n"

@@ -16,8 +16,8 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from deepseek_triton_tools.gateway.guard import Caller, Reservation
-from deepseek_triton_tools.gateway.handled_request import HandledRequest, begin_record
 from deepseek_triton_tools.gateway.model_front import GatewayState, ModelFront, log_failure, openai_error
+from deepseek_triton_tools.gateway.observers import HandledRequest, begin_record
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError, invalid
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 from deepseek_triton_tools.gateway.triton_call import UpstreamError

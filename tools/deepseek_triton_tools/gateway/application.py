@@ -16,8 +16,8 @@ from deepseek_triton_tools.gateway.api_route import ApiExchange, ApiRoute, Clien
 from deepseek_triton_tools.gateway.chat import chat_completion
 from deepseek_triton_tools.gateway.completions import completion
 from deepseek_triton_tools.gateway.guard import RATE_LIMIT_HEADERS
-from deepseek_triton_tools.gateway.handled_request import begin_record
 from deepseek_triton_tools.gateway.model_front import GatewayState
+from deepseek_triton_tools.gateway.observers import begin_record
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 

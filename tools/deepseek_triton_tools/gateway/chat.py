@@ -14,8 +14,8 @@ from msgspec import structs
 from deepseek_triton_tools.gateway.answer_calls import AnswerCalls
 from deepseek_triton_tools.gateway.api_route import ApiRequest
 from deepseek_triton_tools.gateway.chat_request import ChatRequest, read_chat_request
-from deepseek_triton_tools.gateway.handled_request import HandledRequest
 from deepseek_triton_tools.gateway.model_front import ModelFront
+from deepseek_triton_tools.gateway.observers import HandledRequest
 from deepseek_triton_tools.gateway.openai_answers import TokenCounts, chat_logprobs, finish_of
 from deepseek_triton_tools.gateway.openai_fields import COUNTS
 from deepseek_triton_tools.gateway.routing import affinity_key

@@ -15,8 +15,7 @@ import msgspec
 
 from deepseek_triton_tools.gateway.fleet import Fleet, open_fleet
 from deepseek_triton_tools.gateway.guard import Caller, Guard
-from deepseek_triton_tools.gateway.handled_request import HandledRequest
-from deepseek_triton_tools.gateway.observers import Observers
+from deepseek_triton_tools.gateway.observers import HandledRequest, Observers
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 from deepseek_triton_tools.gateway.responses_request import in_own_words
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings

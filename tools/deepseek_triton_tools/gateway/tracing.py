@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deepseek_triton_tools.gateway.handled_request import HandledRequest
+from deepseek_triton_tools.gateway.observers import HandledRequest
 
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/completions": "text_completion"}
 """Route -> OpenTelemetry's gen_ai.operation.name."""
