@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Seque
 from contextlib import aclosing
 from urllib.parse import urlsplit
 
-from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer, ModelIdentity, ServerConnection
+from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer, ModelIdentity
 from deepseek_triton_tools.gateway.routing import choose, estimated_load
 from deepseek_triton_tools.gateway.server_sources import ServerAddress, ServerSource, SourceError, parse_source
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
@@ -50,8 +50,8 @@ class Fleet:
         sources: Sequence[ServerSource],
         triton_model: str,
         *,
-        connect: Callable[[str], ServerConnection],
-        connect_metrics: Callable[[str], ServerConnection] | None = None,
+        connect: Callable[[str], TritonServer],
+        connect_metrics: Callable[[str], TritonServer] | None = None,
         metrics_port: int | None = None,
         rng: random.Random | None = None,
         context_sources: Sequence[ServerSource] = (),

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Literal, Protocol
+from typing import Literal
 from uuid import uuid4
 
 import msgspec
 
 from deepseek_triton_tools.gateway.routing import Load
 from deepseek_triton_tools.gateway.shared_generation import Role
-from deepseek_triton_tools.gateway.triton_call import Call, Upstream, UpstreamError
+from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
 from deepseek_triton_tools.gateway.triton_connection import within
+from deepseek_triton_tools.gateway.triton_server import TritonServer
 
 CHECK_PERIOD_S = 2.0
 """Between two checks of a server that is up. The backend publishes its load once a second."""
@@ -54,30 +55,6 @@ _AVOIDED_S = 1.0
 
 State = Literal["new", "up", "down", "left out"]
 _log = logging.getLogger(__name__)
-
-
-class ServerConnection(Upstream, Protocol):
-    """The way to one server."""
-
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """The status and body of the answer to GET. Raises UpstreamError."""
-        ...
-
-    def heard(self) -> bool:
-        """Whether any request has got a piece of its answer since this was asked before."""
-        ...
-
-    def abandon(self, reason: str) -> None:
-        """End all requests, as if their connections were lost."""
-        ...
-
-    def keep_idle(self, keep: bool) -> None:
-        """Keep connections for the next request, or close them after use, and those that nobody uses now."""
-        ...
-
-    async def close(self) -> None:
-        """Close all connections, once nobody waits for an answer."""
-        ...
 
 
 class ModelIdentity(msgspec.Struct, frozen=True):
@@ -122,8 +99,8 @@ class FleetMember:
         url: str,
         triton_model: str,
         *,
-        server: ServerConnection,
-        metrics: ServerConnection | None,
+        server: TritonServer,
+        metrics: TritonServer | None,
         accept: Callable[[FleetMember, ModelIdentity], str],
         role: Role = "generation",
         is_shared: bool = False,
@@ -201,7 +178,7 @@ class FleetMember:
         )
 
     @contextmanager
-    def working(self, cost: Load) -> Iterator[ServerConnection]:
+    def working(self, cost: Load) -> Iterator[TritonServer]:
         """A request is on this server."""
         self._own = self._own.plus(cost)
         self._idle.clear()

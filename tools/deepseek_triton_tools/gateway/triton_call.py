@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable
 
 import msgspec
 
@@ -87,24 +86,6 @@ class UpstreamError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Upstream(Protocol):
-    """Whoever answers a Call: one server, or a fleet of them."""
-
-    def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
-        """The answer as it comes, a list for each response. Closing the generator stops the work on the server.
-
-        Raises UpstreamError.
-        """
-        ...
-
-    async def ask(self, call: Call) -> dict[str, object]:
-        """The outputs of the one response to a task that generates nothing (`task`: tokenize, detokenize, describe).
-
-        Raises UpstreamError.
-        """
-        ...
-
-
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
 _REFUSALS = {"E_OVERLOADED", "E_UNAVAILABLE"}
 """Codes of a server that has nothing to show for the request."""
@@ -153,28 +134,8 @@ def error_of_status(status: int, body: bytes) -> UpstreamError:
     return error_of_message(text, code=code, unprocessed=status in _UNPROCESSED, died=status == 502)
 
 
-T = TypeVar("T")
-
-
-class _Event(msgspec.Struct, gc=False):
-    """A response about several sequences: a value for each, in a list. Or an error."""
-
-    text_output: str | list[str] = ""
-    reasoning_output: str | list[str] = ""
-    finish_reason: str | list[str] = ""
-    stop_reason: str | list[str] = ""
-    num_input_tokens: int | list[int] = 0
-    num_output_tokens: int | list[int] = 0
-    num_cached_tokens: int | list[int] = 0
-    num_reasoning_tokens: int | list[int] = 0
-    logprobs: str | list[str] = ""
-    prompt_logprobs: str | list[str] = ""
-    sequence_index: int | list[int] = 0
-    error: str = ""
-
-
 _decode_part = msgspec.json.Decoder(Part).decode
-_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_event = msgspec.json.Decoder(dict[str, object]).decode
 _NOTHING = Part()
 _NONE = "None"
 """The model's word for a finish reason and a stop reason that are not there."""
@@ -223,60 +184,45 @@ class EventReader:
 def _parts_of(document: bytes) -> list[Part]:
     """The parts in the JSON of one response. Raises UpstreamError."""
     try:
-        part = _decode_part(document)
+        parts = [_decode_part(document)]
     except NOT_JSON:  # it has lists, or is broken
-        return _several(document)
-    if part == _NOTHING:  # it may be an error
-        return _several(document)
-    if part.finish_reason == _NONE:
-        part.finish_reason = ""
-    if part.stop_reason == _NONE:
-        part.stop_reason = ""
-    return [part]
+        parts = _several(document)
+    if parts == [_NOTHING]:  # it may be an error
+        parts = _several(document)
+    for part in parts:
+        if part.finish_reason == _NONE:
+            part.finish_reason = ""
+        if part.stop_reason == _NONE:
+            part.stop_reason = ""
+    return parts
+
+
+def _several(document: bytes) -> list[Part]:
+    """The parts of a response about several sequences, whose outputs have a value for each, in a list."""
+    try:
+        event = _decode_event(document)
+        if "error" in event:
+            raise error_of_message(str(event["error"]))
+        sequences = event.get("sequence_index", 0)
+        number = len(sequences) if isinstance(sequences, list) else 1
+        several = [
+            {name: value[at] if isinstance(value, list) else value for name, value in event.items()}
+            for at in range(number)
+        ]
+        return msgspec.convert(several, list[Part])
+    except NOT_JSON as error:
+        raise UpstreamError(f"the server sent an event that is not the model's: {error}") from error
+    except IndexError:
+        text = f"expected a value for each of {number} sequences, got less"
+        raise UpstreamError(f"the server sent an event that is not the model's: {text}") from None
 
 
 def outputs_of(event: bytes) -> dict[str, object]:
     """The outputs in the one event of a task's answer. Raises UpstreamError."""
     try:
-        outputs = msgspec.json.decode(event.partition(b"data:")[2], type=dict[str, object])
+        outputs = _decode_event(event.partition(b"data:")[2])
     except NOT_JSON as error:
         raise UpstreamError(f"the server sent an answer that is not the model's: {error}") from error
     if "error" in outputs:
         raise error_of_message(str(outputs["error"]))
     return outputs
-
-
-def _several(document: bytes) -> list[Part]:
-    try:
-        event = _decode_event(document)
-    except NOT_JSON as error:
-        raise UpstreamError(f"the server sent an event that is not the model's: {error}") from error
-    if event.error:
-        raise error_of_message(event.error)
-    sequences = event.sequence_index if isinstance(event.sequence_index, list) else [event.sequence_index]
-    try:
-        return [_part(event, at, sequence) for at, sequence in enumerate(sequences)]
-    except IndexError:
-        text = f"expected a value for each of {len(sequences)} sequences, got less"
-        raise UpstreamError(f"the server sent an event that is not the model's: {text}") from None
-
-
-def _part(event: _Event, at: int, sequence: int) -> Part:
-    finish_reason, stop_reason = _at(event.finish_reason, at), _at(event.stop_reason, at)
-    return Part(
-        sequence,
-        _at(event.text_output, at),
-        _at(event.reasoning_output, at),
-        "" if finish_reason == _NONE else finish_reason,
-        "" if stop_reason == _NONE else stop_reason,
-        _at(event.num_input_tokens, at),
-        _at(event.num_output_tokens, at),
-        _at(event.num_cached_tokens, at),
-        _at(event.num_reasoning_tokens, at),
-        _at(event.logprobs, at),
-        _at(event.prompt_logprobs, at),
-    )
-
-
-def _at(value: T | list[T], at: int) -> T:
-    return value[at] if isinstance(value, list) else value

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class TritonServer:
-    """An Upstream that asks the server at `url` for `model`, with `headers` on every request."""
+    """Asks the server at `url` for `model`, with `headers` on every request."""
 
     def __init__(
         self, url: str, model: str, *, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
@@ -53,6 +53,10 @@ class TritonServer:
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+        """The answer as it comes, a list for each response. Closing the generator stops the work on the server.
+
+        :raises UpstreamError: when the server refuses or fails it, or is lost
+        """
         connection, status = await self._begin(call, stops=True)
         ended = False
         reader = EventReader()
@@ -85,6 +89,7 @@ class TritonServer:
                 self._in_background(self._stop(call, connection, reader))
 
     async def ask(self, call: Call) -> dict[str, object]:
+        """The outputs of a task that generates nothing, such as `task`: tokenize. Raises UpstreamError."""
         connection, status = await self._begin(call)
         try:
             body = await connection.read_all()
