@@ -8,6 +8,7 @@ import pytest
 from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS, read_chat_request
 from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS, read_completion_request
 from deepseek_triton_tools.gateway.openai_fields import (
+    CONTRACT_NAMES,
     INPUTS,
     MOST_ITEMS,
     MOST_TOKEN_IDS,
@@ -83,7 +84,7 @@ def test_a_sampling_field_arrives():
     for name, (given, expected) in VALUES.items():
         more = {"temperature": 1.0} if name == "n" else {}  # the model's own may be greedy
         for read in (chat, completion):
-            assert sampling(read(**{name: given}).inputs) == {SAMPLING[name][0]: expected, **more}, name
+            assert sampling(read(**{name: given}).inputs) == {CONTRACT_NAMES.get(name, name): expected, **more}, name
 
 
 def test_an_input_arrives_and_a_field_without_effect_or_null_is_as_absent():

@@ -109,7 +109,7 @@ REFUSED = [
     ({"input": [{"type": "web_search_call"}]}, "input", "input[0].type: expected one of message, reasoning"),
     ({"input": [{"role": "critic", "content": ""}]}, "input", "input[0].role: expected user, system"),
     ({"input": [IMAGE]}, "input", "input[0].content[0].type: expected input_text or output_text"),
-    ({"input": [{"role": "user"}]}, "input", "input[0].content: expected a text or a list of parts, got null"),
+    ({"input": [{"role": "user"}]}, "input", "input[0].content: expected a text or a list of parts, got nothing"),
     ({"input": [{"type": "function_call", "name": "f", "call_id": "c"}]}, "input", "input[0].arguments: expected"),
     ({"input": [{"type": ["message"]}]}, "input", "input[0].type: expected one of"),
     ({"instructions": ["a"]}, "instructions", "expected a text, got ["),

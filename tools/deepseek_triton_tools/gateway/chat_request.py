@@ -6,8 +6,9 @@ Forms of the answer are asked for in the words of OpenAI, vLLM and TensorRT-LLM.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -49,7 +50,7 @@ def guided_fields(request: Mapping[str, object]) -> dict[str, object]:
 
     Raises OpenAIError for a form that is wrong, unknown, or asked for beside another one.
     """
-    found = {name: field for name in GUIDE_FIELDS if (field := _guide(name, request.get(name)))}
+    found = {name: guide for name in GUIDE_FIELDS if (guide := _guide(name, request.get(name)))}
     if len(found) > 1:
         names = " and ".join(found)
         raise invalid(f"{names}: expected one of them, because an answer has one form.", param=next(iter(found)))
@@ -70,109 +71,78 @@ def _guide(name: str, value: object) -> dict[str, object]:
         return _of_response_format(value)
     if name == "structured_outputs":
         return _of_structured_outputs(value)
-    return _WRITERS[name.removeprefix("guided_")](name, value)
+    return _of_word(name.removeprefix("guided_"), name, value)
 
 
 def _of_response_format(value: object) -> dict[str, object]:
-    document = _an_object("response_format", value)
-    kind = document.get("type")
-    match kind:
+    document = an_object("response_format", value)
+    match kind := document.get("type"):
         case "text":
             return {}
         case "json_object":
             return {"guided_json_object": True}
         case "json_schema":
-            schema = _an_object("response_format.json_schema", document.get("json_schema"))
-            return _json("response_format.json_schema.schema", schema.get("schema"))
-        case "regex" | "ebnf" as key:  # TensorRT-LLM's
-            return _WRITERS["grammar" if key == "ebnf" else key](f"response_format.{key}", document.get(key))
+            schema = document.get("json_schema")
+            if not isinstance(schema, dict):
+                raise wrong(name := "response_format.json_schema", "an object", schema, param=name)
+            return _of_word("json", "response_format.json_schema.schema", schema.get("schema"))
+        case "regex" | "ebnf" as word:  # TensorRT-LLM's
+            return _of_word("grammar" if word == "ebnf" else word, f"response_format.{word}", document.get(word))
         case "structural_tag":
-            return _structural_tag("response_format", document)
+            return _of_word("structural_tag", "response_format", document)
     known = "text, json_object, json_schema, regex, ebnf or structural_tag"
     raise invalid(f"response_format.type: expected {known}, got {kind!r}.", param="response_format.type")
 
 
 def _of_structured_outputs(value: object) -> dict[str, object]:
+    # vLLM's clients send all of its fields, with null or false for what they don't ask.
     document = {
-        name: guide
-        for name, guide in _an_object("structured_outputs", value).items()
-        # vLLM's clients send all of its fields, with null or false for what they don't ask.
+        word: guide
+        for word, guide in an_object("structured_outputs", value).items()
         if guide is not None and guide is not False
     }
-    unknown = [name for name in document if name not in _WRITERS]
-    if unknown or len(document) > 1:
+    if len(document) > 1 or not document.keys() <= _WORDS.keys():
+        expected = f"one of {', '.join(_WORDS)}"
         raise invalid(
-            f"structured_outputs: expected one of {', '.join(_WRITERS)}, got {', '.join(document)}.",
-            param="structured_outputs",
+            f"structured_outputs: expected {expected}, got {', '.join(document)}.", param="structured_outputs"
         )
-    return {
-        key: field
-        for name, guide in document.items()
-        for key, field in _WRITERS[name](f"structured_outputs.{name}", guide).items()
-    }
+    for word, guide in document.items():
+        return _of_word(word, f"structured_outputs.{word}", guide)
+    return {}
 
 
-def _json(name: str, value: object) -> dict[str, object]:
-    """A JSON schema, as an object or as its text."""
-    if isinstance(value, str):
+_WORDS = {
+    "json": "a JSON schema",
+    "json_object": "true or false",
+    "regex": "a text",
+    "choice": "a list of texts",
+    "grammar": "a text",
+    "structural_tag": "an object",
+}
+"""A form in vLLM's words -> what its value is."""
+
+
+def _of_word(word: str, name: str, value: object) -> dict[str, object]:
+    """The contract's field for a form in vLLM's words, which the request has as its field `name`."""
+    if word == "json" and isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
             raise invalid(f"{name}: expected a JSON schema, got text that is not JSON: {error}.", param=name) from None
-    return {"guided_json": json_text(_an_object(name, value, "a JSON schema"))}
-
-
-def _json_object(name: str, value: object) -> dict[str, object]:
-    if not isinstance(value, bool):
-        raise invalid(f"{name}: expected true or false, got {_shown(value)}.", param=name)
-    return {"guided_json_object": True} if value else {}
-
-
-def _text(field: str) -> Callable[[str, object], dict[str, object]]:
-    def write(name: str, value: object) -> dict[str, object]:
-        if not isinstance(value, str) or not value:
-            raise invalid(f"{name}: expected a text, got {_shown(value)}.", param=name)
-        return {field: value}
-
-    return write
-
-
-def _choice(name: str, value: object) -> dict[str, object]:
-    if not isinstance(value, list) or not value or not all(isinstance(choice, str) and choice for choice in value):
-        raise invalid(f"{name}: expected a list of texts, got {_shown(value)}.", param=name)
-    return {"guided_regex": "(" + "|".join(map(_literal, value)) + ")"}
-
-
-def _structural_tag(name: str, value: object) -> dict[str, object]:
-    return {"guided_structural_tag": value if isinstance(value, str) else json_text(_an_object(name, value))}
-
-
-_WRITERS: dict[str, Callable[[str, object], dict[str, object]]] = {
-    "json": _json,
-    "json_object": _json_object,
-    "regex": _text("guided_regex"),
-    "choice": _choice,
-    "grammar": _text("guided_grammar"),
-    "structural_tag": _structural_tag,
-}
-"""A guide in vLLM's words -> what makes the contract's field of it."""
-
-
-def _literal(text: str) -> str:
-    """A regular expression for the text itself. Only what has a meaning is escaped: grammars know few escapes."""
-    return re.sub(r"[\\^$.|?*+()\[\]{}/-]", r"\\\g<0>", text)
-
-
-def _an_object(name: str, value: object, what: str = "an object") -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise invalid(f"{name}: expected {what}, got {_shown(value)}.", param=name)
-    return value
-
-
-def _shown(value: object) -> str:
-    """The value in an error message: as JSON, and not all of a long one."""
-    text = "nothing" if value is None else json_text(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    match word, value:
+        case "json", dict():
+            return {"guided_json": json_text(value)}
+        case "json_object", bool():
+            return {"guided_json_object": True} if value else {}
+        case (("regex" | "grammar"), str()) if value:
+            return {f"guided_{word}": value}
+        case "choice", [_, *_] as texts if all(isinstance(one, str) and one for one in texts):
+            # Only what has a meaning is escaped: grammars know few escapes.
+            literals = [re.sub(r"[\\^$.|?*+()\[\]{}/-]", r"\\\g<0>", str(one)) for one in texts]
+            return {"guided_regex": f"({'|'.join(literals)})"}
+        case "structural_tag", (str() | dict()):
+            return {"guided_structural_tag": value if isinstance(value, str) else json_text(value)}
+    raise wrong(name, _WORDS[word], value, param=name)
 
 
 CHAT_FIELDS = frozenset(
@@ -205,94 +175,99 @@ _EFFORTS = (*_NO_THINKING, "low", "medium", "high", "xhigh", "max")
 _MOST_TOP_LOGPROBS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A request's facts for the gateway itself, and the inputs that it sends on.
+@dataclass(slots=True)
+class ModelRequest:
+    """What a request for chat or completions says to the gateway itself, and the inputs that it sends on.
 
-    inputs: the body of Triton's generate endpoint, but for `streaming`. has_tools: calls are looked for in the text.
-    drop_calls: calls that the model makes all the same are left out. only_first_call: nothing after one call is given.
-    most_tokens: of all answers together; None where the client gave no max_tokens.
+    inputs: the body of Triton's generate endpoint, but for `streaming` and a completion's prompt. copies: how many of
+    the choices each answer is given as. made_per_choice: how many answers are made for each choice that is no copy
+    (`best_of` / `n`). most_tokens: of one prompt's answers together; None where the client gave no max_tokens.
     """
 
     model: str
-    messages: list[object]
-    inputs: dict[str, object]
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    num_choices: int = 1
-    copies: int = 1
-    """How many of the choices each answer is given as."""
-    most_tokens: int | None = None
-    include_reasoning: bool = True
-    top_logprobs: int | None = None
-    """None for no log-probabilities."""
-    has_tools: bool = False
-    drop_calls: bool = False
-    only_first_call: bool = False
-    cache_key: str = ""
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    num_choices: int
+    copies: int
+    made_per_choice: float
+    most_tokens: int | None
+    cache_key: str
+    inputs: dict[str, object] = field(init=False)
 
 
-def read_chat_request(document: object) -> ChatRequest:
-    """Raises OpenAIError, which names the field."""
-    given = given_fields(document)
-    check_names(given, CHAT_FIELDS)
-    messages = a_list("messages", given.get("messages"))
+Request = TypeVar("Request", bound=ModelRequest)
+
+
+def read_common(
+    kind: type[Request], given: Mapping[str, object], *, own: Iterable[str], max_tokens: int | None
+) -> tuple[Request, dict[str, object]]:
+    """The request but for its inputs, and the sampling parameters that the gateway itself sets. Raises OpenAIError.
+
+    own: the fields that are neither for sampling nor inputs.
+    """
+    check_names(given, own)
     stream = boolean("stream", given.get("stream", False))
     include_usage, continuous_usage = stream_options(given)
-    max_tokens = _max_tokens(given)
-    top_logprobs = _top_logprobs(given)
-    sampling: dict[str, object] = {} if top_logprobs is None else {"logprobs": top_logprobs}
-    tools = a_list("tools", given.get("tools", []))
-    parallel = boolean("parallel_tool_calls", given.get("parallel_tool_calls", True))
-    # A conversation with calls in it needs the parser too: the model may go on calling.
-    has_tools = bool(tools) or any(isinstance(message, dict) and message.get("tool_calls") for message in messages)
-    sampling |= guided_fields(given)
+    sampling = guided_fields(given)
     num_choices, copies, num_answers, fields = choices(given)
-    sampling |= fields
-    if max_tokens is not None:
-        sampling["max_tokens"] = max_tokens
-    inputs = model_inputs(given, sampling)
-    inputs |= rendering(given, messages, tools)
-    if top_logprobs is not None:
-        inputs["return_logprobs"] = True
-    only_first_call = has_tools and not parallel
-    if continuous_usage or only_first_call:
-        # The last response, which has the counts anyway, may never come.
-        inputs |= COUNTS
-    return ChatRequest(
+    request = kind(
         model=text("model", given.get("model", "")),
-        messages=messages,
-        inputs=inputs,
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         num_choices=num_choices,
         copies=copies,
+        made_per_choice=num_answers * copies / num_choices,
         most_tokens=None if max_tokens is None else max_tokens * num_answers,
-        include_reasoning=boolean("include_reasoning", given.get("include_reasoning", True)),
-        top_logprobs=top_logprobs,
-        has_tools=has_tools,
-        drop_calls=given.get("tool_choice") == "none",
-        only_first_call=only_first_call,
         cache_key=text("prompt_cache_key", given.get("prompt_cache_key", "")),
     )
+    return request, sampling | fields
 
 
-def _max_tokens(given: Mapping[str, object]) -> int | None:
-    """max_completion_tokens is the newer name, and wins where a client sends both."""
-    for name in ("max_completion_tokens", "max_tokens"):
-        if name in given:
-            return between(name, given[name], 1, MOST_INT32)
-    return None
+@dataclass(slots=True)
+class ChatRequest(ModelRequest):
+    """has_tools: calls are looked for in the text. drop_calls: calls that the model makes all the same are left out.
+    only_first_call: nothing after one call is given. top_logprobs: None for no log-probabilities."""
+
+    messages: list[object] = field(default_factory=list)
+    include_reasoning: bool = True
+    top_logprobs: int | None = None
+    has_tools: bool = False
+    drop_calls: bool = False
+    only_first_call: bool = False
 
 
-def _top_logprobs(given: Mapping[str, object]) -> int | None:
-    wanted = boolean("logprobs", given.get("logprobs", False))
+def read_chat_request(document: object) -> ChatRequest:
+    """Raises OpenAIError, which names the field."""
+    given = given_fields(document)
+    # max_completion_tokens is the newer name, and wins where a client sends both.
+    name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+    max_tokens = between(name, given[name], 1, MOST_INT32) if name in given else None
+    request, sampling = read_common(ChatRequest, given, own=CHAT_FIELDS, max_tokens=max_tokens)
+    request.messages = a_list("messages", given.get("messages"))
+    request.include_reasoning = boolean("include_reasoning", given.get("include_reasoning", True))
+    tools = a_list("tools", given.get("tools", []))
+    parallel = boolean("parallel_tool_calls", given.get("parallel_tool_calls", True))
+    # A conversation with calls in it needs the parser too: the model may go on calling.
+    request.has_tools = bool(tools) or any(isinstance(one, dict) and one.get("tool_calls") for one in request.messages)
+    request.drop_calls = given.get("tool_choice") == "none"
+    request.only_first_call = request.has_tools and not parallel
+    if max_tokens is not None:
+        sampling["max_tokens"] = max_tokens
+    has_logprobs = boolean("logprobs", given.get("logprobs", False))
     top = between("top_logprobs", given.get("top_logprobs", 0), 0, _MOST_TOP_LOGPROBS)
-    if top and not wanted:
+    if top and not has_logprobs:
         raise invalid("top_logprobs needs logprobs true.", param="top_logprobs")
-    return top if wanted else None
+    if has_logprobs:
+        sampling["logprobs"] = request.top_logprobs = top
+    request.inputs = model_inputs(given, sampling) | rendering(given, request.messages, tools)
+    if has_logprobs:
+        request.inputs["return_logprobs"] = True
+    if request.continuous_usage or request.only_first_call:
+        # The last response, which has the counts anyway, may never come.
+        request.inputs |= COUNTS
+    return request
 
 
 def rendering(given: Mapping[str, object], messages: list[object], tools: list[object]) -> dict[str, object]:

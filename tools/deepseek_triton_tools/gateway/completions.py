@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import structs
 
 from deepseek_triton_tools.gateway.api_route import ApiRequest
-from deepseek_triton_tools.gateway.chat import generate, give, response_identity
-from deepseek_triton_tools.gateway.chat_request import GUIDE_FIELDS, guided_fields
+from deepseek_triton_tools.gateway.chat_request import GUIDE_FIELDS, ModelRequest, read_common
 from deepseek_triton_tools.gateway.model_front import ModelFront
-from deepseek_triton_tools.gateway.openai_answers import CompletionLogprobs, TokenCounts, completion_logprobs, finish_of
+from deepseek_triton_tools.gateway.openai_answers import (
+    Answer,
+    AnswerChoice,
+    CompletionLogprobs,
+    completion_logprobs,
+    finish_of,
+    generate,
+    give,
+    response_identity,
+)
 from deepseek_triton_tools.gateway.openai_fields import (
     COUNTS,
     MOST_INT32,
     a_list,
     between,
     boolean,
-    check_names,
-    choices,
     given_fields,
     invalid,
     model_inputs,
-    stream_options,
     text,
     token_ids,
     wrong,
@@ -58,32 +63,15 @@ _FIM_BEGIN, _FIM_HOLE, _FIM_END = "<｜fim▁begin｜>", "<｜fim▁hole｜>", "
 Prompt = str | list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A request's facts for the gateway itself, and the inputs that it sends on.
+@dataclass(slots=True)
+class CompletionRequest(ModelRequest):
+    """logprobs: how many of the likeliest tokens are told; None for no log-probabilities. only_echo: nothing is to be
+    generated, so the one token that a request must have is left out of the answer."""
 
-    inputs: the body of Triton's generate endpoint, but for the prompt and `streaming`. logprobs: how many of the
-    likeliest tokens are told; None for no log-probabilities. only_echo: nothing is to be generated, so the one token
-    that a request must have is left out of the answer. most_tokens: of all answers together; None where the client gave
-    no max_tokens.
-    """
-
-    model: str
-    prompts: list[Prompt]
-    inputs: dict[str, object]
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    num_choices: int = 1
-    copies: int = 1
-    """How many of a prompt's choices each answer is given as."""
-    made_per_choice: float = 1.0
-    """How many answers are made for each choice that is no copy: `best_of` / `n`."""
-    most_tokens: int | None = None
+    prompts: list[Prompt] = field(default_factory=list)
     logprobs: int | None = None
     echo: bool = False
     only_echo: bool = False
-    cache_key: str = ""
 
     def prompt_inputs(self, prompt: Prompt) -> dict[str, object]:
         """The whole body for one of the prompts."""
@@ -94,47 +82,29 @@ class CompletionRequest:
 def read_completion_request(document: object) -> CompletionRequest:
     """Raises OpenAIError, which names the field."""
     given = given_fields(document)
-    check_names(given, COMPLETION_FIELDS)
-    stream = boolean("stream", given.get("stream", False))
-    include_usage, continuous_usage = stream_options(given)
     echo = boolean("echo", given.get("echo", False))
-    prompts = _prompts(given)
-    least = 0 if echo else 1
-    max_tokens = between("max_tokens", given["max_tokens"], least, MOST_INT32) if "max_tokens" in given else None
-    only_echo = echo and max_tokens == 0
-    logprobs = between("logprobs", given["logprobs"], 0, _MOST_LOGPROBS) if "logprobs" in given else None
-    sampling = guided_fields(given)
-    if only_echo:
-        sampling["max_tokens"] = 1
-    if echo and stream and only_echo:
-        raise invalid("echo with max_tokens 0 has nothing to stream: expected stream false.", param="stream")
-    inputs_of_logprobs: dict[str, object] = {}
-    if logprobs is not None:
-        sampling["logprobs"] = logprobs
-        inputs_of_logprobs["return_logprobs"] = True
-        if echo:
-            sampling["prompt_logprobs"] = logprobs
-    num_choices, copies, num_answers, fields = choices(given)
-    sampling |= fields
-    inputs = model_inputs(given, sampling) | inputs_of_logprobs
-    if continuous_usage:
-        inputs |= COUNTS
-    return CompletionRequest(
-        model=text("model", given.get("model", "")),
-        prompts=prompts,
-        inputs=inputs,
-        stream=stream,
-        include_usage=include_usage,
-        continuous_usage=continuous_usage,
-        num_choices=num_choices,
-        copies=copies,
-        made_per_choice=num_answers * copies / num_choices,
-        most_tokens=None if max_tokens is None else max_tokens * num_answers * len(prompts),
-        logprobs=logprobs,
-        echo=echo,
-        only_echo=only_echo,
-        cache_key=text("prompt_cache_key", given.get("prompt_cache_key", "")),
+    max_tokens = (
+        between("max_tokens", given["max_tokens"], int(not echo), MOST_INT32) if "max_tokens" in given else None
     )
+    request, sampling = read_common(CompletionRequest, given, own=COMPLETION_FIELDS, max_tokens=max_tokens)
+    request.prompts = _prompts(given)
+    if request.most_tokens is not None:
+        request.most_tokens *= len(request.prompts)
+    request.echo, request.only_echo = echo, echo and max_tokens == 0
+    if request.only_echo:
+        sampling["max_tokens"] = 1
+        if request.stream:
+            raise invalid("echo with max_tokens 0 has nothing to stream: expected stream false.", param="stream")
+    if "logprobs" in given:
+        sampling["logprobs"] = request.logprobs = between("logprobs", given["logprobs"], 0, _MOST_LOGPROBS)
+        if echo:
+            sampling["prompt_logprobs"] = request.logprobs
+    request.inputs = model_inputs(given, sampling)
+    if request.logprobs is not None:
+        request.inputs["return_logprobs"] = True
+    if request.continuous_usage:
+        request.inputs |= COUNTS
+    return request
 
 
 def _prompts(given: Mapping[str, object]) -> list[Prompt]:
@@ -155,75 +125,54 @@ def _prompts(given: Mapping[str, object]) -> list[Prompt]:
         raise invalid("prompt: expected text or token ids, got nothing.", param="prompt")
     if len(prompts) > _MOST_PROMPTS:
         raise wrong("prompt", f"at most {_MOST_PROMPTS} prompts", len(prompts))
-    if given.get("suffix"):
-        return [_with_hole(prompt, text("suffix", given["suffix"]), given) for prompt in prompts]
-    return prompts
-
-
-def _with_hole(prompt: Prompt, suffix: str, given: Mapping[str, object]) -> str:
-    if not isinstance(prompt, str):
+    suffix = text("suffix", given.get("suffix", ""))
+    if not suffix:
+        return prompts
+    if not all(isinstance(prompt, str) for prompt in prompts):
         raise invalid("suffix needs a prompt that is text, not token ids.", param="suffix")
     if given.get("echo"):
         raise invalid("echo and suffix are not possible together.", param="echo")
-    return f"{_FIM_BEGIN}{prompt}{_FIM_HOLE}{suffix}{_FIM_END}"
+    return [f"{_FIM_BEGIN}{prompt}{_FIM_HOLE}{suffix}{_FIM_END}" for prompt in prompts]
 
 
 _encode = msgspec.json.encode
 
 
-class _Choice:
+class _Choice(AnswerChoice):
     def __init__(self, echoed: str) -> None:
         self.echoed = echoed
         self.text = [echoed]
         self.logprobs: list[str] = []
         """The contract's JSON, the prompt's first."""
-        self.finish_reason = ""
-        self.stop_reason = ""
         self.num_characters = 0
         """Length of the tokens that were told, for the offsets of the next ones."""
 
 
-class CompletionAnswer:
+class CompletionAnswer(Answer):
     """echoed: the text of each prompt, where the request wants it before the answer; "" where not."""
 
     def __init__(self, request: CompletionRequest, identity: dict[str, object], echoed: Iterable[str]) -> None:
         self._request = request
         self._choices = [_Choice(text) for text in echoed for _ in range(request.num_choices)]
-        self._counts = [TokenCounts() for _ in request.prompts]
+        super().__init__(self._choices)
         self._identity = {**identity, "object": "text_completion"}
         self._head = b"data: %b" % _encode(self._identity)[:-1]
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
-
-    @property
-    def counts(self) -> TokenCounts:
-        total = TokenCounts()
-        for counts in self._counts:
-            total = total.plus(counts)
-        return total
-
-    @property
-    def done(self) -> bool:
-        return all(choice.finish_reason for choice in self._choices)
-
-    @property
-    def finish_reason(self) -> str:
-        """The first choice's."""
-        return self._choices[0].finish_reason
-
-    complete = False  # of an answer without calls
-
-    def begin(self) -> bytes:
-        return b""
 
     def take(self, parts: Iterable[Part]) -> bytes:
         """`sequence` of the parts counts through the choices of all prompts."""
         events = []
         for part in parts:
             choice = self._choices[part.sequence]
-            self._counts[part.sequence // self._request.num_choices].add(part)
-            self._keep(choice, part)
+            self.counts.add(part, part.sequence // self._request.num_choices)
+            if self._request.echo and part.prompt_logprobs:
+                choice.logprobs.append(part.prompt_logprobs)
             if not self._request.only_echo:
                 choice.text.append(part.text)
+                if part.logprobs:
+                    choice.logprobs.append(part.logprobs)
+            if part.finish_reason:
+                choice.finish_reason, choice.stop_reason = finish_of(part.finish_reason, part.stop_reason)
             if self._request.stream:
                 text = "".join(choice.text)
                 choice.text.clear()
@@ -246,14 +195,6 @@ class CompletionAnswer:
             for index, choice in enumerate(self._choices)
         ]
         return _encode({**self._identity, "choices": choices, "usage": self.counts.document()})
-
-    def _keep(self, choice: _Choice, part: Part) -> None:
-        if self._request.echo and part.prompt_logprobs:
-            choice.logprobs.append(part.prompt_logprobs)
-        if part.logprobs and not self._request.only_echo:
-            choice.logprobs.append(part.logprobs)
-        if part.finish_reason:
-            choice.finish_reason, choice.stop_reason = finish_of(part.finish_reason, part.stop_reason)
 
     def _logprobs(self, choice: _Choice) -> CompletionLogprobs | None:
         if self._request.logprobs is None:

@@ -4,6 +4,7 @@ the errors that name them."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -156,36 +157,33 @@ def numbers_by_token(name: str, value: object) -> dict[str, float]:
     return {token_id: number(f"{name}[{token_id:.40}]", each) for token_id, each in found.items()}
 
 
-SAMPLING: Mapping[str, tuple[str, Reader]] = {
-    "max_tokens": ("max_tokens", integer),
-    "temperature": ("temperature", number),
-    "top_p": ("top_p", number),
-    "top_k": ("top_k", integer),
-    "min_p": ("min_p", number),
-    "n": ("n", integer),
-    "stop": ("stop", texts),
-    "seed": ("seed", integer),
-    "presence_penalty": ("presence_penalty", number),
-    "frequency_penalty": ("frequency_penalty", number),
-    "repetition_penalty": ("repetition_penalty", number),
-    "min_tokens": ("min_tokens", integer),
-    "ignore_eos": ("ignore_eos", boolean),
-    "stop_token_ids": ("stop_token_ids", integers),
-    "include_stop_str_in_output": ("include_stop_str_in_output", boolean),
-    "skip_special_tokens": ("skip_special_tokens", boolean),
-    "add_special_tokens": ("add_special_tokens", boolean),
-    "bad_words": ("bad", texts),
-    "logit_bias": ("logit_bias", numbers_by_token),
-    "prompt_logprobs": ("prompt_logprobs", integer),
-    "truncate_prompt_tokens": ("truncate_prompt_tokens", integer),
+SAMPLING: Mapping[str, Reader] = {
+    "max_tokens": integer,
+    "temperature": number,
+    "top_p": number,
+    "top_k": integer,
+    "min_p": number,
+    "n": integer,
+    "stop": texts,
+    "seed": integer,
+    "presence_penalty": number,
+    "frequency_penalty": number,
+    "repetition_penalty": number,
+    "min_tokens": integer,
+    "ignore_eos": boolean,
+    "stop_token_ids": integers,
+    "include_stop_str_in_output": boolean,
+    "skip_special_tokens": boolean,
+    "add_special_tokens": boolean,
+    "bad_words": texts,
+    "logit_bias": numbers_by_token,
+    "prompt_logprobs": integer,
+    "truncate_prompt_tokens": integer,
 }
-"""Field of OpenAI, vLLM, SGLang or TensorRT-LLM -> the wire contract's sampling field, and its type. The model's server
-holds the limits of each."""
-
-INPUTS: Mapping[str, tuple[str, Reader]] = {
-    "priority": ("priority", int32),
-    "timeout_ms": ("timeout_ms", int32),
-}
+"""Sampling field of OpenAI, vLLM, SGLang or TensorRT-LLM -> its type. The model's server holds the limits of each."""
+CONTRACT_NAMES = {"bad_words": "bad"}
+"""Field -> the wire contract's name of it, where that is another."""
+INPUTS: Mapping[str, Reader] = {"priority": int32, "timeout_ms": int32}
 """Fields that are inputs of the wire contract."""
 
 WITHOUT_EFFECT = {
@@ -246,7 +244,7 @@ REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
 def given_fields(document: object) -> dict[str, object]:
     """The fields of a request that are not null. Raises OpenAIError for JSON that is no object."""
     if not isinstance(document, dict):
-        raise invalid(f"the request's body: expected a JSON object, got {_shown(document)}.")
+        raise invalid(f"the request's body: expected a JSON object, got {json_text(document)[:60]}.")
     return {name: value for name, value in document.items() if value is not None}
 
 
@@ -268,8 +266,10 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
 
 def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) -> dict[str, object]:
     """The inputs that the common fields give, with `sampling` too, in the JSON of Triton's generate endpoint."""
-    fields = {SAMPLING[name][0]: SAMPLING[name][1](name, value) for name, value in given.items() if name in SAMPLING}
-    inputs = {INPUTS[name][0]: INPUTS[name][1](name, value) for name, value in given.items() if name in INPUTS}
+    fields = {
+        CONTRACT_NAMES.get(name, name): SAMPLING[name](name, value) for name, value in given.items() if name in SAMPLING
+    }
+    inputs = {name: INPUTS[name](name, value) for name, value in given.items() if name in INPUTS}
     return {**inputs, "sampling_parameters": json_text({**fields, **sampling})}
 
 
@@ -317,10 +317,8 @@ def json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def wrong(name: str, expected: str, got: object) -> OpenAIError:
-    return invalid(f"{name}: expected {expected}, got {_shown(got)}.", param=name.partition("[")[0].partition(".")[0])
-
-
-def _shown(value: object) -> str:
-    shown = json_text(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+def wrong(name: str, expected: str, got: object, *, param: str | None = None) -> OpenAIError:
+    """param: where it is not the first word of `name`."""
+    text = "nothing" if got is None else json_text(got)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return invalid(f"{name}: expected {expected}, got {text}.", param=param or re.split(r"[.\[]", name)[0])

@@ -7,8 +7,8 @@ made of one model's turn each. Here one turn of the assistant is one message aga
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from deepseek_triton_tools.gateway.chat_request import ChatRequest, format_of_responses, read_chat_request
 from deepseek_triton_tools.gateway.openai_fields import (
@@ -63,57 +63,40 @@ class _ResponseTurns:
     def add_item(self, place: str, item: object) -> None:
         if not isinstance(item, dict):
             raise wrong(place, "an object", item)
-        kind = item.get("type") or ("message" if "role" in item else None)
-        read = self._kinds().get(kind) if isinstance(kind, str) else None
-        if kind == "item_reference":
-            raise invalid(f"{place}: this gateway keeps no items: send the item itself.", param="input")
-        if read is None:
-            known = ", ".join(self._kinds())
-            raise invalid(f"{place}.type: expected one of {known}, got {kind!r}.", param="input")
-        read(place, item)
-
-    def _kinds(self) -> dict[str, Callable[[str, Mapping[str, object]], None]]:
-        return {
-            "message": self._message,
-            "reasoning": self._reasoning,
-            "function_call": self._function_call,
-            "function_call_output": self._function_call_output,
-        }
-
-    def _message(self, place: str, item: Mapping[str, object]) -> None:
-        role = item.get("role")
-        if role not in _ROLES:
-            raise invalid(f"{place}.role: expected {', '.join(_ROLES)}, got {role!r}.", param="input")
-        content = _joined(f"{place}.content", item.get("content"))
-        if role == "assistant":
-            self._assistant(without=("content", "tool_calls"))["content"] = content
-        else:
-            self.add({"role": role, "content": content})
-
-    def _reasoning(self, place: str, item: Mapping[str, object]) -> None:
-        """Reasoning begins a turn. A summary is not what the model has thought, so it is not given back to it."""
-        parts = {"reasoning_text": "text", "text": "text"}
-        reasoning = _joined(f"{place}.content", item.get("content") or [], parts)
-        turn = self._assistant(without=("reasoning_content", "content", "tool_calls"))
-        if reasoning:
-            turn["reasoning_content"] = reasoning
-
-    def _function_call(self, place: str, item: Mapping[str, object]) -> None:
-        name = text(f"{place}.name", item.get("name"))
-        call = {
-            "id": text(f"{place}.call_id", item.get("call_id")),
-            "type": "function",
-            "function": {"name": name, "arguments": text(f"{place}.arguments", item.get("arguments"))},
-        }
-        turn = self._assistant(without=())
-        calls = turn.setdefault("tool_calls", [])
-        assert isinstance(calls, list)
-        calls.append(call)
-
-    def _function_call_output(self, place: str, item: Mapping[str, object]) -> None:
-        call_id = text(f"{place}.call_id", item.get("call_id"))
-        output = _joined(f"{place}.output", item.get("output"))
-        self.add({"role": "tool", "tool_call_id": call_id, "content": output})
+        match kind := item.get("type") or ("message" if "role" in item else None):
+            case "message":
+                role = item.get("role")
+                if role not in _ROLES:
+                    raise invalid(f"{place}.role: expected {', '.join(_ROLES)}, got {role!r}.", param="input")
+                content = _joined(f"{place}.content", item.get("content"))
+                if role == "assistant":
+                    self._assistant(without=("content", "tool_calls"))["content"] = content
+                else:
+                    self.add({"role": role, "content": content})
+            case "reasoning":
+                # It begins a turn. A summary is not what the model has thought, so it is not given back to it.
+                parts = {"reasoning_text": "text", "text": "text"}
+                reasoning = _joined(f"{place}.content", item.get("content") or [], parts)
+                turn = self._assistant(without=("reasoning_content", "content", "tool_calls"))
+                if reasoning:
+                    turn["reasoning_content"] = reasoning
+            case "function_call":
+                name, call_id, arguments = (
+                    text(f"{place}.{field}", item.get(field)) for field in ("name", "call_id", "arguments")
+                )
+                calls = self._assistant(without=()).setdefault("tool_calls", [])
+                assert isinstance(calls, list)
+                function = {"name": name, "arguments": arguments}
+                calls.append({"id": call_id, "type": "function", "function": function})
+            case "function_call_output":
+                call_id = text(f"{place}.call_id", item.get("call_id"))
+                output = _joined(f"{place}.output", item.get("output"))
+                self.add({"role": "tool", "tool_call_id": call_id, "content": output})
+            case "item_reference":
+                raise invalid(f"{place}: this gateway keeps no items: send the item itself.", param="input")
+            case _:
+                known = "message, reasoning, function_call, function_call_output"
+                raise invalid(f"{place}.type: expected one of {known}, got {kind!r}.", param="input")
 
     def _assistant(self, *, without: tuple[str, ...]) -> dict[str, object]:
         """The assistant's present turn, or a new one if the present one has any of the fields already."""
@@ -129,28 +112,25 @@ def _joined(place: str, content: object, kinds: Mapping[str, str] = _TEXT_PARTS)
         return content
     if not isinstance(content, list):
         raise wrong(place, "a text or a list of parts", content)
-    return "".join(_part_text(f"{place}[{at}]", part, kinds) for at, part in enumerate(content))
-
-
-def _part_text(place: str, part: object, kinds: Mapping[str, str]) -> str:
-    if not isinstance(part, dict):
-        raise wrong(place, "an object", part)
-    kind = part.get("type")
-    if not isinstance(kind, str) or kind not in kinds:
-        raise invalid(
-            f"{place}.type: expected {' or '.join(kinds)}, got {kind!r}. The model reads text only.", param="input"
-        )
-    return text(f"{place}.{kinds[kind]}", part.get(kinds[kind]))
+    pieces = []
+    for at, part in enumerate(content):
+        if not isinstance(part, dict):
+            raise wrong(f"{place}[{at}]", "an object", part)
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in kinds:
+            expected = " or ".join(kinds)
+            message = f"{place}[{at}].type: expected {expected}, got {kind!r}. The model reads text only."
+            raise invalid(message, param="input")
+        pieces.append(text(f"{place}[{at}].{kinds[kind]}", part.get(kinds[kind])))
+    return "".join(pieces)
 
 
 NO_STATE = "this gateway keeps no responses: send the whole conversation as input"
 
-_NEEDS_STATE = {
+_REFUSED = {
     "previous_response_id": NO_STATE,
     "conversation": NO_STATE,
     "prompt": "this gateway keeps no prompt templates: send the text as input and instructions",
-}
-_NOT_DONE = {
     "background": "a response ends with its connection here: nothing goes on in the background",
     "background_options": "a response ends with its connection here: nothing goes on in the background",
     "context_management": "the conversation is never shortened here",
@@ -158,8 +138,7 @@ _NOT_DONE = {
     "access_programs": "there are none here",
     "image": "the model reads text only",
 }
-_RENAMED = {"max_output_tokens": "max_completion_tokens"}
-"""Field of this API -> chat's field that means the same."""
+"""Field -> why it is refused. False and what is empty ask for nothing."""
 _OWN_WORDS = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -189,15 +168,6 @@ _OURS = {
 """Fields that are read here and don't go on."""
 _WITHOUT_EFFECT = {"max_tool_calls", "client_metadata", "prompt_cache_options"}
 """Fields that change nothing here: the first is about built-in tools only, the others are for a hosted service."""
-_CHATS_ALONE = {
-    "messages": "Here it is input.",
-    "response_format": "Here it is text.format.",
-    "max_tokens": "Here it is max_output_tokens.",
-    "max_completion_tokens": "Here it is max_output_tokens.",
-    "reasoning_effort": "Here it is reasoning.effort.",
-    "n": "A response is one answer.",
-}
-"""Fields of chat that this API has in other words, or not."""
 _INCLUDED_LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_INCLUDED_LOGPROBS, "reasoning.encrypted_content")
 """Values that may be asked for. Encrypted reasoning is never given: the reasoning itself is in the item's content."""
@@ -220,8 +190,7 @@ _ECHOED_IF_GIVEN = ("prompt_cache_key", "safety_identifier", "user")
 """Fields that a response has only if the request has them: null is no value of theirs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesRequest:
+class ResponsesRequest(NamedTuple):
     """chat: the chat request that asks the same. echoed: the fields that the response repeats."""
 
     chat: ChatRequest
@@ -230,8 +199,7 @@ class ResponsesRequest:
 
 def read_responses_request(document: object) -> ResponsesRequest:
     """Raises OpenAIError, which names the field: also for what needs state, and for what the model can't read."""
-    given = given_fields(document)
-    chat, echoed = translated(given)
+    chat, echoed = translated(given_fields(document))
     try:
         return ResponsesRequest(read_chat_request(chat), echoed)
     except OpenAIError as error:
@@ -253,11 +221,10 @@ def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str
     _refuse(given)
     if "input" not in given:
         raise invalid("input: expected a text or a list of items, got nothing.", param="input")
-    chat: dict[str, object] = {
-        _RENAMED.get(name, name): value
-        for name, value in given.items()
-        if name not in _OURS | _WITHOUT_EFFECT | _NEEDS_STATE.keys() | _NOT_DONE.keys()
-    }
+    own = _OURS | _WITHOUT_EFFECT | _REFUSED.keys()
+    chat: dict[str, object] = {name: value for name, value in given.items() if name not in own}
+    if "max_output_tokens" in chat:
+        chat["max_completion_tokens"] = chat.pop("max_output_tokens")
     instructions = text("instructions", given.get("instructions", ""))
     chat["messages"] = chat_messages(given["input"], instructions=instructions)
     tools = a_list("tools", given.get("tools", []))
@@ -271,66 +238,54 @@ def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str
 
 
 def _refuse(given: Mapping[str, object]) -> None:
-    for name, reason in _NEEDS_STATE.items():
-        if name in given:
-            raise invalid(f"{name}: {reason}.", param=name, code="unsupported_parameter")
-    for name, reason in _NOT_DONE.items():
-        if given.get(name):  # false and an empty list ask for nothing
+    for name, reason in _REFUSED.items():
+        if given.get(name):
             raise invalid(f"{name}: {reason}.", param=name, code="unsupported_parameter")
     if given.get("truncation", "disabled") != "disabled":
         message = "truncation: expected disabled, because the conversation is never shortened here."
         raise invalid(message, param="truncation", code="unsupported_value")
-    for name, hint in _CHATS_ALONE.items():
+    for name in (*_OWN_WORDS, "n"):
         if name in given:
+            hint = f"Here it is {_OWN_WORDS[name]}." if name in _OWN_WORDS else "A response is one answer."
             raise invalid(f"{name}: this is a field of chat completions. {hint}", param=name, code="unknown_parameter")
 
 
 def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
     """The tools and the choice among them, in chat's form."""
-    tools = [_chat_tool(f"tools[{at}]", tool) for at, tool in enumerate(given)]
+    functions = [_function(f"tools[{at}]", tool) for at, tool in enumerate(given)]
     if isinstance(choice, dict):
-        kind = choice.get("type")
-        if kind == "allowed_tools":
-            wanted = {
-                str(tool.get("name")) if isinstance(tool, dict) else ""
-                for tool in a_list("tool_choice.tools", choice.get("tools"))
-            }
-            tools = [tool for tool in tools if _name_of(tool) in wanted]
-            choice = choice.get("mode", "auto")
-            if missing := sorted(wanted - {_name_of(tool) for tool in tools}):
-                raise invalid(f"tool_choice.tools: no function tool has the name {missing[0]!r}.", param="tool_choice")
-        elif kind == "function":
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
-        else:
-            raise invalid(
-                f"tool_choice.type: expected function or allowed_tools, got {kind!r}. Only function tools are known.",
-                param="tool_choice",
-            )
+        match kind := choice.get("type"):
+            case "allowed_tools":
+                allowed = {
+                    str(tool.get("name")) if isinstance(tool, dict) else ""
+                    for tool in a_list("tool_choice.tools", choice.get("tools"))
+                }
+                if missing := sorted(allowed - {str(function.get("name")) for function in functions}):
+                    message = f"tool_choice.tools: no function tool has the name {missing[0]!r}."
+                    raise invalid(message, param="tool_choice")
+                functions = [function for function in functions if str(function.get("name")) in allowed]
+                choice = choice.get("mode", "auto")
+            case "function":
+                choice = {"type": "function", "function": {"name": choice.get("name")}}
+            case _:
+                message = f"tool_choice.type: expected function or allowed_tools, got {kind!r}."
+                raise invalid(f"{message} Only function tools are known.", param="tool_choice")
     chat: dict[str, object] = {}
-    if tools:
-        chat["tools"] = tools
+    if functions:
+        chat["tools"] = [{"type": "function", "function": function} for function in functions]
     if choice is not None:
         chat["tool_choice"] = choice
     return chat
 
 
-def _chat_tool(place: str, tool: object) -> dict[str, object]:
+def _function(place: str, tool: object) -> dict[str, object]:
     if not isinstance(tool, dict):
         raise wrong(place, "an object", tool)
     if tool.get("type") != "function":
-        raise invalid(
-            f"{place}.type: expected function, got {tool.get('type')!r}. The gateway runs no tools itself.",
-            param="tools",
-            code="unsupported_value",
-        )
+        message = f"{place}.type: expected function, got {tool.get('type')!r}. The gateway runs no tools itself."
+        raise invalid(message, param="tools", code="unsupported_value")
     names = ("name", "description", "parameters", "strict")
-    function = {name: tool[name] for name in names if tool.get(name) is not None}
-    return {"type": "function", "function": function}
-
-
-def _name_of(tool: Mapping[str, object]) -> str:
-    function = tool["function"]
-    return str(function.get("name")) if isinstance(function, dict) else ""
+    return {name: tool[name] for name in names if tool.get(name) is not None}
 
 
 def _answer_form(given: Mapping[str, object]) -> dict[str, object]:
