@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.responses import ResponsesAnswer
-from deepseek_triton_tools.gateway.responses_output import ResponseWriter
+from deepseek_triton_tools.gateway.responses import ResponsesAnswer, ResponseWriter
 from deepseek_triton_tools.gateway.responses_request import read_responses_request
 from deepseek_triton_tools.gateway.triton_call import Part
 from gateway.openai_facts import faults
@@ -125,7 +124,7 @@ def answered(parts, **fields):
     writer.begin()
     for part in parts:
         answer.take([part])
-        if answer.choice.done:
+        if answer.done:
             break
     answer.end()
     return json.loads(json.dumps(writer.document))

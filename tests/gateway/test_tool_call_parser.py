@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.answer_calls import AnswerCalls
 from deepseek_triton_tools.gateway.call_tags import (
     AFTER_PARAMETER,
     CLOSINGS,
@@ -15,6 +14,7 @@ from deepseek_triton_tools.gateway.call_tags import (
     OPENINGS,
     SEPARATOR,
 )
+from deepseek_triton_tools.gateway.chat import AnswerCalls
 from deepseek_triton_tools.gateway.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from starlette.testclient import TestClient
 
-from deepseek_triton_tools.gateway.answer_calls import AnswerCalls
+from deepseek_triton_tools.gateway.chat import AnswerCalls
 from deepseek_triton_tools.gateway.chat_request import read_chat_request
 from deepseek_triton_tools.gateway.completions import read_completion_request
 from deepseek_triton_tools.gateway.fleet_member import _identity, _refusal_to_share

@@ -3,166 +3,114 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import msgspec
-from msgspec import structs
 
-from deepseek_triton_tools.gateway.answer_calls import AnswerCalls
 from deepseek_triton_tools.gateway.api_route import ApiRequest
 from deepseek_triton_tools.gateway.chat_request import ChatRequest, read_chat_request
 from deepseek_triton_tools.gateway.model_front import ModelFront
-from deepseek_triton_tools.gateway.observers import HandledRequest
-from deepseek_triton_tools.gateway.openai_answers import TokenCounts, chat_logprobs, finish_of
-from deepseek_triton_tools.gateway.openai_fields import COUNTS
+from deepseek_triton_tools.gateway.openai_answers import (
+    Answer,
+    AnswerChoice,
+    chat_logprobs,
+    finish_of,
+    generate,
+    give,
+    response_identity,
+)
 from deepseek_triton_tools.gateway.routing import affinity_key
-from deepseek_triton_tools.gateway.tool_call_parser import ArgumentsPiece, CallBegins, ParsedPiece, TextPiece
-from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
-
-UNFINISHED = UpstreamError("the server ended its response before the answer's end")
-"""For a response that is complete HTTP, and whose answer lacks its last part."""
-
-
-async def generate(
-    model: ModelFront,
-    record: HandledRequest,
-    inputs: dict[str, object],
-    affinity: bytes | None,
-    *,
-    suffix: str = "",
-    copies: int = 1,
-) -> AsyncGenerator[list[Part], None]:
-    """The model's answer, with what the record has to know of the way to it.
-
-    suffix: of the request's id at the server. copies: how many sequences the answer's one is given as.
-    """
-    if record.counts_responses:
-        inputs = {**inputs, **COUNTS}
-    call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [], [])
-    try:
-        async with aclosing(model.fleet.generate(call)) as answer:
-            async for parts in answer:
-                record.token_came()
-                if copies > 1:
-                    # Tokens of a copy were generated once, so they count once.
-                    parts = parts + [
-                        structs.replace(part, sequence=number, num_output_tokens=0, num_reasoning_tokens=0)
-                        for number in range(1, copies)
-                        for part in parts
-                    ]
-                yield parts
-    finally:
-        if call.tried:
-            record.server = call.tried[-1]
-            record.retries += len(call.tried) - 1
-        if call.context_tried:
-            record.context_server = call.context_tried[-1]
-            record.retries += len(call.context_tried) - 1
-
-
-class Answer(Protocol):
-    """What a client gets, in the form that it asked for: the events of a stream, or one document at the end."""
-
-    @property
-    def counts(self) -> TokenCounts: ...
-
-    @property
-    def finish_reason(self) -> str:
-        """The first choice's."""
-        ...
-
-    @property
-    def done(self) -> bool:
-        """Every choice has ended."""
-        ...
-
-    @property
-    def complete(self) -> bool:
-        """All that is wanted has come, though the model would go on: the work on the server may be stopped."""
-        ...
-
-    def begin(self) -> bytes:
-        """The events before those of the first parts."""
-        ...
-
-    def take(self, parts: Iterable[Part]) -> bytes:
-        """Keep the parts, and return the events of a stream that tell of them."""
-        ...
-
-    def end(self) -> bytes:
-        """The last events of a stream, or the whole document, after all parts."""
-        ...
-
-
-async def give(request: ApiRequest, answer: Answer, parts: AsyncGenerator[list[Part], None], *, stream: bool) -> None:
-    """Send the model's answer, as it comes or once it is whole.
-
-    :raises UpstreamError: when it doesn't come to its end; a stream may have begun.
-    """
-    exchange, record = request.exchange, request.exchange.record
-    record.stream = stream
-    if stream:
-        exchange.expect_stream()
-    async with aclosing(parts):
-        try:
-            async for some in parts:
-                if not stream:
-                    answer.take(some)
-                elif not exchange.has_events:
-                    # Only now, so that a refusal of the server is a response with its own status.
-                    await exchange.start_stream()
-                    await exchange.send_events(answer.begin() + answer.take(some))
-                elif events := answer.take(some):
-                    await exchange.send_events(events)
-                if answer.complete:
-                    break
-        finally:
-            counts = answer.counts
-            record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
-            record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning
-            record.finish_reason = answer.finish_reason
-    if not answer.done:
-        raise UNFINISHED
-    if stream:
-        await exchange.end_stream(answer.end())
-    else:
-        await exchange.respond(200, answer.end())
-
-
-def response_identity(kind: str, model: str, fingerprint: str) -> dict[str, object]:
-    """The fields that each chunk of a response repeats. kind: the beginning of its id."""
-    return {
-        "id": f"{kind}-{secrets.token_hex(12)}",
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": fingerprint,
-    }
-
+from deepseek_triton_tools.gateway.tool_call_parser import (
+    ArgumentsPiece,
+    CallBegins,
+    ParsedPiece,
+    TextPiece,
+    ToolCallParser,
+)
+from deepseek_triton_tools.gateway.triton_call import Part
 
 _encode = msgspec.json.encode
 
 
-class ChatChoice:
-    """One answer, as far as it has come."""
+@dataclass(slots=True)
+class AnsweredCall:
+    """One call, as far as it has come."""
 
+    call_id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, object]:
+        """The call as an element of a message's `tool_calls`."""
+        function = {"name": self.name, "arguments": "".join(self.pieces)}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class AnswerCalls:
+    """Parses the answer of one sequence and keeps its calls.
+
+    drop: the request says tool_choice "none", so a call that the model makes all the same is left out. only_first: it
+    says parallel_tool_calls false, so nothing after the first call is given.
+    """
+
+    def __init__(self, *, drop: bool = False, only_first: bool = False) -> None:
+        self.calls: list[AnsweredCall] = []
+        self.complete = False
+        """The one call that is asked for has ended: the work on the server may be stopped."""
+        self._parser = ToolCallParser()
+        self._drop = drop
+        self._only_first = only_first
+
+    def feed(self, text: str) -> list[ParsedPiece]:
+        """Return what the next text of the answer gives. The calls' ids are in `calls`, by their index."""
+        return self._kept(self._parser.feed(text))
+
+    def end(self) -> list[ParsedPiece]:
+        """Return what was held back, at the end of the answer."""
+        return self._kept(self._parser.end())
+
+    def delta(self, piece: CallBegins | ArgumentsPiece) -> bytes:
+        """The piece as an element of a chunk's `tool_calls`. Clients join all strings, so each is sent once only."""
+        if isinstance(piece, ArgumentsPiece):
+            return b'{"index":%d,"function":{"arguments":%b}}' % (piece.index, _encode(piece.text))
+        call_id, name = _encode(self.calls[piece.index].call_id), _encode(piece.name)
+        return b'{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}' % (
+            piece.index,
+            call_id,
+            name,
+        )
+
+    def _kept(self, pieces: list[ParsedPiece]) -> list[ParsedPiece]:
+        kept: list[ParsedPiece] = []
+        for piece in pieces:
+            if self.complete:
+                break
+            if isinstance(piece, TextPiece):
+                kept.append(piece)
+                continue
+            if self._drop:
+                continue
+            kept.append(piece)
+            if isinstance(piece, CallBegins):
+                self.calls.append(AnsweredCall("call_" + secrets.token_hex(12), piece.name))
+            elif isinstance(piece, ArgumentsPiece):
+                self.calls[piece.index].pieces.append(piece.text)
+            else:
+                self.complete = self._only_first
+        return kept
+
+
+class ChatChoice(AnswerChoice):
     def __init__(self, request: ChatRequest) -> None:
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.logprobs: list[dict[str, object]] = []
-        self.finish_reason = ""
-        self.stop_reason = ""
         self.prompt_logprobs = ""
         self.calls = (
             AnswerCalls(drop=request.drop_calls, only_first=request.only_first_call) if request.has_tools else None
         )
         self._top_logprobs = request.top_logprobs
-
-    @property
-    def done(self) -> bool:
-        return bool(self.finish_reason)
 
     def take(self, part: Part) -> Sequence[ParsedPiece]:
         """Return the pieces that the text of `part` gives. The last one of a choice sets `finish_reason`."""
@@ -184,43 +132,29 @@ class ChatChoice:
         return pieces
 
 
-class ChatAnswer:
-    """Takes the parts of an answer, and keeps what both forms of the response need."""
+class ChatAnswer(Answer):
+    """What both forms of the response need."""
 
-    def __init__(self, request: ChatRequest, identity: dict[str, object]) -> None:
-        self.request = request
-        self.counts = TokenCounts()
+    def __init__(self, request: ChatRequest, identity: dict[str, object], reasoning_fields: Sequence[str]) -> None:
         self.choices = [ChatChoice(request) for _ in range(request.num_choices)]
+        super().__init__(self.choices)
+        self.request = request
         self._identity = identity
+        self._reasoning_fields = reasoning_fields if request.include_reasoning else ()
 
     @property
-    def finish_reason(self) -> str:
-        return self.choices[0].finish_reason
-
-    @property
-    def done(self) -> bool:
-        return all(choice.done for choice in self.choices)
-
-    @property
-    def complete(self) -> bool:
+    def complete(self) -> bool:  # type: ignore[override]
         return self.request.only_first_call and all(choice.calls and choice.calls.complete for choice in self.choices)
 
 
 class WholeChatAnswer(ChatAnswer):
     """The response to a request without `stream`."""
 
-    def __init__(self, request: ChatRequest, identity: dict[str, object], reasoning_fields: Sequence[str]) -> None:
-        super().__init__(request, identity)
-        self._reasoning_fields = reasoning_fields if request.include_reasoning else ()
-
-    def begin(self) -> bytes:
-        return b""
-
     def take(self, parts: Iterable[Part]) -> bytes:
         for part in parts:
             choice = self.choices[part.sequence]
             self.counts.add(part)
-            if choice.done:
+            if choice.finish_reason:
                 continue
             choice.reasoning.append(part.reasoning)
             choice.text += [piece.text for piece in choice.take(part) if isinstance(piece, TextPiece)]
@@ -228,15 +162,8 @@ class WholeChatAnswer(ChatAnswer):
 
     def end(self) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(self.choices)]
-        return _encode(
-            {
-                **self._identity,
-                "object": "chat.completion",
-                "service_tier": None,
-                "choices": choices,
-                "usage": self.counts.document(),
-            }
-        )
+        own = {"object": "chat.completion", "service_tier": None, "choices": choices}
+        return _encode({**self._identity, **own, "usage": self.counts.document()})
 
     def _choice(self, index: int, choice: ChatChoice) -> dict[str, object]:
         calls = [call.document() for call in choice.calls.calls] if choice.calls else []
@@ -263,7 +190,7 @@ class StreamedChatAnswer(ChatAnswer):
     """The events of a stream. Chunks are made from templates, because there is one for each token."""
 
     def __init__(self, request: ChatRequest, identity: dict[str, object], reasoning_fields: Sequence[str]) -> None:
-        super().__init__(request, identity)
+        super().__init__(request, identity, reasoning_fields)
         head = _encode({**self._identity, "object": "chat.completion.chunk"})[:-1]
         self._heads = [
             b'data: %b,"choices":[{"index":%d,"delta":{' % (head, index) for index in range(request.num_choices)
@@ -271,7 +198,7 @@ class StreamedChatAnswer(ChatAnswer):
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
         self._usage_head = b"data: %b" % head
-        self._reasoning_names = [_encode(name) for name in reasoning_fields] if request.include_reasoning else []
+        self._reasoning_names = [_encode(name) for name in self._reasoning_fields]
 
     def begin(self) -> bytes:
         """The first chunk of each choice."""
@@ -283,7 +210,7 @@ class StreamedChatAnswer(ChatAnswer):
         for part in parts:
             self.counts.add(part)
             choice = self.choices[part.sequence]
-            if not choice.done:
+            if not choice.finish_reason:
                 self._write(chunks, part, choice)
         return b"".join(chunks)
 
@@ -307,7 +234,7 @@ class StreamedChatAnswer(ChatAnswer):
             elif isinstance(piece, (CallBegins, ArgumentsPiece)):
                 assert choice.calls is not None
                 chunks.append(b'%b"tool_calls":[%b]%b' % (head, choice.calls.delta(piece), self._tail_of(choice)))
-        if choice.done:
+        if choice.finish_reason:
             more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
             if choice.prompt_logprobs:
                 more += b',"prompt_logprobs":%b' % choice.prompt_logprobs.encode()

@@ -1,15 +1,26 @@
-"""What all answers have, in OpenAI's words: log-probabilities, the reason for the end, and counts of tokens."""
+"""What all answers have: the parts' way to the client, and log-probabilities, ends and counts in OpenAI's words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 import msgspec
+from msgspec import structs
 
-from deepseek_triton_tools.gateway.openai_fields import OpenAIError
-from deepseek_triton_tools.gateway.triton_call import Part
+from deepseek_triton_tools.gateway.api_route import ApiRequest
+from deepseek_triton_tools.gateway.model_front import ModelFront
+from deepseek_triton_tools.gateway.observers import HandledRequest
+from deepseek_triton_tools.gateway.openai_fields import COUNTS, OpenAIError
+from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
+
+UNFINISHED = UpstreamError("the server ended its response before the answer's end")
+"""For a response that is complete HTTP, and whose answer lacks its last part."""
+
 
 _LEAST = -9999.0
 """In place of minus infinity, which JSON has not."""
@@ -106,28 +117,27 @@ def finish_of(finish_reason: str, stop_reason: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens of all choices together. The prompt counts once."""
+    """Tokens of all choices together. Each prompt counts once."""
 
-    num_input: int = 0
     num_output: int = 0
-    num_cached: int = 0
     num_reasoning: int = 0
+    _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """A prompt's number -> its tokens, and those of them that were cached."""
 
-    def add(self, part: Part) -> None:
+    @property
+    def num_input(self) -> int:
+        return sum(num_tokens for num_tokens, _ in self._prompts.values())
+
+    @property
+    def num_cached(self) -> int:
+        return sum(num_cached for _, num_cached in self._prompts.values())
+
+    def add(self, part: Part, prompt: int = 0) -> None:
         self.num_output += part.num_output_tokens
         self.num_reasoning += part.num_reasoning_tokens
         if part.num_input_tokens:
-            self.num_input = part.num_input_tokens
-            self.num_cached = max(self.num_cached, part.num_cached_tokens)
-
-    def plus(self, other: TokenCounts) -> TokenCounts:
-        """The counts of two prompts together."""
-        return TokenCounts(
-            self.num_input + other.num_input,
-            self.num_output + other.num_output,
-            self.num_cached + other.num_cached,
-            self.num_reasoning + other.num_reasoning,
-        )
+            _, num_cached = self._prompts.get(prompt, (0, 0))
+            self._prompts[prompt] = part.num_input_tokens, max(num_cached, part.num_cached_tokens)
 
     def document(self) -> dict[str, object]:
         return {
@@ -139,3 +149,127 @@ class TokenCounts:
             "prompt_cache_hit_tokens": self.num_cached,
             "prompt_cache_miss_tokens": self.num_input - self.num_cached,
         }
+
+
+class AnswerChoice:
+    """One answer, as far as it has come."""
+
+    finish_reason = ""
+    stop_reason = ""
+
+
+class Answer:
+    """What a client gets, in the form that it asked for: the events of a stream, or one document at the end.
+
+    complete: all that is wanted has come, though the model would go on, so the work on the server may be stopped.
+    """
+
+    complete = False
+
+    def __init__(self, choices: Sequence[AnswerChoice]) -> None:
+        self.counts = TokenCounts()
+        self._all = choices
+
+    @property
+    def finish_reason(self) -> str:
+        """The first choice's."""
+        return self._all[0].finish_reason
+
+    @property
+    def done(self) -> bool:
+        """Every choice has ended."""
+        return all(choice.finish_reason for choice in self._all)
+
+    def begin(self) -> bytes:
+        """The events before those of the first parts."""
+        return b""
+
+    def take(self, parts: Iterable[Part]) -> bytes:
+        """Keep the parts, and return the events of a stream that tell of them."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """The last events of a stream, or the whole document, after all parts."""
+        raise NotImplementedError
+
+
+async def generate(
+    model: ModelFront,
+    record: HandledRequest,
+    inputs: dict[str, object],
+    affinity: bytes | None,
+    *,
+    suffix: str = "",
+    copies: int = 1,
+) -> AsyncGenerator[list[Part], None]:
+    """The model's answer, with what the record has to know of the way to it.
+
+    suffix: of the request's id at the server. copies: how many sequences the answer's one is given as.
+    """
+    if record.counts_responses:
+        inputs = {**inputs, **COUNTS}
+    call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [], [])
+    try:
+        async with aclosing(model.fleet.generate(call)) as answer:
+            async for parts in answer:
+                record.token_came()
+                if copies > 1:
+                    # Tokens of a copy were generated once, so they count once.
+                    parts = parts + [
+                        structs.replace(part, sequence=number, num_output_tokens=0, num_reasoning_tokens=0)
+                        for number in range(1, copies)
+                        for part in parts
+                    ]
+                yield parts
+    finally:
+        if call.tried:
+            record.server = call.tried[-1]
+            record.retries += len(call.tried) - 1
+        if call.context_tried:
+            record.context_server = call.context_tried[-1]
+            record.retries += len(call.context_tried) - 1
+
+
+async def give(request: ApiRequest, answer: Answer, parts: AsyncGenerator[list[Part], None], *, stream: bool) -> None:
+    """Send the model's answer, as it comes or once it is whole.
+
+    :raises UpstreamError: when it doesn't come to its end; a stream may have begun.
+    """
+    exchange, record = request.exchange, request.exchange.record
+    record.stream = stream
+    if stream:
+        exchange.expect_stream()
+    async with aclosing(parts):
+        try:
+            async for some in parts:
+                if not stream:
+                    answer.take(some)
+                elif not exchange.has_events:
+                    # Only now, so that a refusal of the server is a response with its own status.
+                    await exchange.start_stream()
+                    await exchange.send_events(answer.begin() + answer.take(some))
+                elif events := answer.take(some):
+                    await exchange.send_events(events)
+                if answer.complete:
+                    break
+        finally:
+            counts = answer.counts
+            record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
+            record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning
+            record.finish_reason = answer.finish_reason
+    if not answer.done:
+        raise UNFINISHED
+    if stream:
+        await exchange.end_stream(answer.end())
+    else:
+        await exchange.respond(200, answer.end())
+
+
+def response_identity(kind: str, model: str, fingerprint: str) -> dict[str, object]:
+    """The fields that each chunk of a response repeats. kind: the beginning of its id."""
+    return {
+        "id": f"{kind}-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": fingerprint,
+    }

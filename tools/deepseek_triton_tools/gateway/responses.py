@@ -2,45 +2,221 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from deepseek_triton_tools.gateway.api_route import ApiRequest
-from deepseek_triton_tools.gateway.chat import ChatChoice, chat_parts, give
+from deepseek_triton_tools.gateway.chat import ChatChoice, chat_parts
 from deepseek_triton_tools.gateway.chat_request import ChatRequest
 from deepseek_triton_tools.gateway.model_front import log_failure, openai_error
-from deepseek_triton_tools.gateway.openai_answers import TokenCounts
-from deepseek_triton_tools.gateway.responses_output import ResponseWriter
+from deepseek_triton_tools.gateway.openai_answers import Answer, give
 from deepseek_triton_tools.gateway.responses_request import not_kept, read_responses_request
-from deepseek_triton_tools.gateway.tool_call_parser import (
-    ArgumentsPiece,
-    CallBegins,
-    ParsedPiece,
-    TextPiece,
-)
+from deepseek_triton_tools.gateway.tool_call_parser import ArgumentsPiece, CallBegins, TextPiece
 from deepseek_triton_tools.gateway.triton_call import Part, UpstreamError
 
+_encode = msgspec.json.encode
 
-class ResponsesAnswer:
+EndStatus = Literal["completed", "incomplete", "failed"]
+
+
+@dataclass(slots=True)
+class _Item:
+    """The output item that grows. `document` is what clients get of it; its text is put in at the end."""
+
+    kind: Literal["reasoning", "message", "function_call"]
+    document: dict[str, object]
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[object] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class ResponseWriter:
+    """Puts a response together from the pieces of the model's output, in their order.
+
+    Each method returns the server-sent events that tell a streaming client of it; without a stream they are left
+    unused. One item grows at a time: a piece that belongs to another item ends it.
+    """
+
+    def __init__(self, model: str, echoed: Mapping[str, object]) -> None:
+        """echoed: fields of the request that the response repeats."""
+        self._number = 0
+        self._output: list[dict[str, object]] = []
+        self._item: _Item | None = None
+        self._response: dict[str, object] = {
+            "id": _new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "completed_at": None,
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": model,
+            "output": self._output,
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "truncation": "disabled",
+            **echoed,
+        }
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The response as it is now."""
+        return self._response
+
+    def begin(self) -> bytes:
+        return self._event("response.created", {"response": self._response}) + self._event(
+            "response.in_progress", {"response": self._response}
+        )
+
+    def reasoning(self, text: str) -> bytes:
+        events = b""
+        if self._item is None or self._item.kind != "reasoning":
+            events = self._end_item() + self._begin_item(
+                _Item("reasoning", {"id": _new_id("rs"), "type": "reasoning", "summary": [], "content": []}),
+                {"type": "reasoning_text", "text": ""},
+            )
+        return events + self._delta("response.reasoning_text.delta", text, b'"content_index":0,')
+
+    def text(self, text: str, logprobs: Sequence[object] = ()) -> bytes:
+        """logprobs: of the tokens of this text, in OpenAI's form."""
+        events = b""
+        if self._item is None or self._item.kind != "message":
+            events = self._end_item() + self._begin_item(
+                _Item("message", {"id": _new_id("msg"), "type": "message", "role": "assistant", "content": []}),
+                {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
+            )
+        assert self._item is not None
+        self._item.logprobs += logprobs
+        extra = b'"content_index":0,"logprobs":' + (_encode(list(logprobs)) if logprobs else b"[]") + b","
+        return events + self._delta("response.output_text.delta", text, extra)
+
+    def begin_call(self, call_id: str, name: str) -> bytes:
+        document: dict[str, object] = {"id": _new_id("fc"), "type": "function_call", "call_id": call_id, "name": name}
+        return self._end_item() + self._begin_item(_Item("function_call", {**document, "arguments": ""}), None)
+
+    def arguments(self, text: str) -> bytes:
+        return self._delta("response.function_call_arguments.delta", text)
+
+    def end_call(self, *, cut: bool = False) -> bytes:
+        return self._end_item("incomplete" if cut else "completed")
+
+    def end(
+        self,
+        status: EndStatus,
+        *,
+        usage: Mapping[str, object] | None = None,
+        reason: str | None = None,
+        error: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """reason: why the response is incomplete. error: {code, message} of one that failed."""
+        events = self._end_item("completed" if status == "completed" else "incomplete")
+        self._response |= {"status": status, "error": error}
+        if usage is not None:
+            self._response["usage"] = usage
+        if status == "completed":
+            self._response["completed_at"] = int(time.time())
+        if reason is not None:
+            self._response["incomplete_details"] = {"reason": reason}
+        return events + self._event(f"response.{status}", {"response": self._response})
+
+    def _begin_item(self, item: _Item, part: dict[str, object] | None) -> bytes:
+        self._item = item
+        item.document["status"] = "in_progress"
+        self._output.append(item.document)
+        events = self._event("response.output_item.added", {"output_index": self._index, "item": item.document})
+        if part is not None:
+            events += self._part_event("response.content_part.added", {"part": part})
+        return events
+
+    def _delta(self, kind: str, text: str, extra: bytes = b"") -> bytes:
+        item = self._item
+        assert item is not None
+        item.pieces.append(text)
+        self._number += 1
+        # A template, because this is the one event of which there are many. Ids and types need no escapes.
+        return (
+            b'event: %b\ndata: {"type":"%b","sequence_number":%d,"item_id":"%b","output_index":%d,%b"delta":%b}\n\n'
+            % (
+                kind.encode(),
+                kind.encode(),
+                self._number - 1,
+                str(item.document["id"]).encode(),
+                self._index,
+                extra,
+                _encode(text),
+            )
+        )
+
+    def _end_item(self, status: str = "completed") -> bytes:
+        item = self._item
+        if item is None:
+            return b""
+        item.document["status"] = status
+        if item.kind == "function_call":
+            item.document["arguments"] = item.text
+            whole = {"name": item.document["name"], "arguments": item.text}
+            events = self._part_event("response.function_call_arguments.done", whole, in_part=False)
+        elif item.kind == "reasoning":
+            events = self._end_part("response.reasoning_text.done", {"type": "reasoning_text", "text": item.text}, {})
+        else:
+            logprobs = {"logprobs": item.logprobs}
+            part = {"type": "output_text", "text": item.text, "annotations": [], **logprobs}
+            events = self._end_part("response.output_text.done", part, logprobs)
+        events += self._event("response.output_item.done", {"output_index": self._index, "item": item.document})
+        self._item = None
+        return events
+
+    def _end_part(self, kind: str, part: Mapping[str, object], extra: Mapping[str, object]) -> bytes:
+        assert self._item is not None
+        self._item.document["content"] = [part]
+        return self._part_event(kind, {"text": part["text"], **extra}) + self._part_event(
+            "response.content_part.done", {"part": part}
+        )
+
+    def _part_event(self, kind: str, fields: Mapping[str, object], *, in_part: bool = True) -> bytes:
+        assert self._item is not None
+        place: dict[str, object] = {"item_id": self._item.document["id"], "output_index": self._index}
+        if in_part:
+            place["content_index"] = 0
+        return self._event(kind, {**place, **fields})
+
+    @property
+    def _index(self) -> int:
+        return len(self._output) - 1
+
+    def _event(self, kind: str, fields: Mapping[str, object]) -> bytes:
+        data = _encode({"type": kind, "sequence_number": self._number, **fields})
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+class ResponsesAnswer(Answer):
     """Takes the parts of an answer, and returns the events that tell a client of them."""
 
     def __init__(self, writer: ResponseWriter, chat: ChatRequest) -> None:
         """chat: the chat request that asks the same."""
-        self.counts = TokenCounts()
         self.choice = ChatChoice(chat)
+        super().__init__([self.choice])
         self._writer = writer
         self._stream = chat.stream
 
     @property
-    def finish_reason(self) -> str:
-        return self.choice.finish_reason
-
-    @property
-    def done(self) -> bool:
-        return self.choice.done
-
-    complete = done  # calls end the only answer, though the model would go on
+    def complete(self) -> bool:  # type: ignore[override]
+        return self.done  # calls end the only answer, though the model would go on
 
     def begin(self) -> bytes:
         return self._writer.begin()
@@ -49,9 +225,21 @@ class ResponsesAnswer:
         events = b""
         for part in parts:
             self.counts.add(part)
-            if not self.choice.done:
-                events += self._writer.reasoning(part.reasoning) if part.reasoning else b""
-                events += self._write(self.choice.take(part))
+            if self.done:
+                continue
+            if part.reasoning:
+                events += self._writer.reasoning(part.reasoning)
+            for piece in self.choice.take(part):
+                if isinstance(piece, TextPiece):
+                    events += self._writer.text(piece.text, self.choice.logprobs)
+                    self.choice.logprobs = []  # those of the next text
+                elif isinstance(piece, ArgumentsPiece):
+                    events += self._writer.arguments(piece.text)
+                elif isinstance(piece, CallBegins):
+                    assert self.choice.calls is not None
+                    events += self._writer.begin_call(self.choice.calls.calls[piece.index].call_id, piece.name)
+                else:
+                    events += self._writer.end_call(cut=piece.cut)
         return events
 
     def end(self) -> bytes:
@@ -64,21 +252,6 @@ class ResponsesAnswer:
     def fail(self, code: str, message: str) -> bytes:
         """The last events of a response whose first events a client has already."""
         return self._writer.end("failed", usage=self._usage(), error={"code": code, "message": message})
-
-    def _write(self, pieces: Sequence[ParsedPiece]) -> bytes:
-        events = b""
-        for piece in pieces:
-            if isinstance(piece, TextPiece):
-                events += self._writer.text(piece.text, self.choice.logprobs)
-                self.choice.logprobs = []  # those of the next text
-            elif isinstance(piece, ArgumentsPiece):
-                events += self._writer.arguments(piece.text)
-            elif isinstance(piece, CallBegins):
-                assert self.choice.calls is not None
-                events += self._writer.begin_call(self.choice.calls.calls[piece.index].call_id, piece.name)
-            else:
-                events += self._writer.end_call(cut=piece.cut)
-        return events
 
     def _usage(self) -> dict[str, object]:
         counts = self.counts
