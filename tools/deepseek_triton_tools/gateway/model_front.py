@@ -8,14 +8,14 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from deepseek_triton_tools.gateway.fleet import Fleet, open_fleet
 from deepseek_triton_tools.gateway.guard import Caller, Guard
-from deepseek_triton_tools.gateway.observers import HandledRequest, Observers
+from deepseek_triton_tools.gateway.observers import AccessLog, GatewayMetrics, HandledRequest
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 from deepseek_triton_tools.gateway.responses_request import in_own_words
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
@@ -158,6 +158,54 @@ class ModelFront:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_PROBES = {"/health", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}/ready"}
+"""Asked every few seconds by machines; nobody is told of these."""
+
+
+class Observers:
+    """The metrics, and the access log and traces where the settings have them. They neither raise nor wait."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """
+        :raises OSError: when the access log can't be written
+        :raises ModuleNotFoundError: for traces without the extra `tracing`
+        """
+        self._metrics = GatewayMetrics()
+        self._access_log = AccessLog(settings.access_log) if settings.access_log is not None else None
+        self._traces = None
+        if settings.traces_url is not None:
+            from deepseek_triton_tools.gateway.tracing import Traces
+
+            self._traces = Traces(settings.traces_url)
+
+    def begins(self, record: HandledRequest) -> None:
+        """The request's headers have come. `upstream_headers` may be set."""
+        if record.route not in _PROBES:
+            self._metrics.begins(record)
+            if self._traces is not None:
+                self._traces.begins(record)
+
+    def ends(self, record: HandledRequest) -> None:
+        """The response has been sent, or its client has gone."""
+        record.ended_s = time.perf_counter()
+        if record.route not in _PROBES:
+            self._metrics.ends(record)
+            if self._access_log is not None:
+                self._access_log.ends(record)
+            if self._traces is not None:
+                self._traces.ends(record)
+
+    def metrics(self, servers_up: Iterable[tuple[str, bool]] = (), *, names: bool = True) -> bytes:
+        """The text for GET /metrics. servers_up: URL, and whether it gets requests. names: of servers and keys too."""
+        return self._metrics.text(servers_up, names=names)
+
+    def close(self) -> None:
+        if self._access_log is not None:
+            self._access_log.close()
+        if self._traces is not None:
+            self._traces.close()
 
 
 _LAST_WORDS_S = 2.0

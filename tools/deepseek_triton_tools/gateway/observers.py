@@ -21,8 +21,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from deepseek_triton_tools.gateway.settings import GatewaySettings
-
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _log = logging.getLogger(__name__)
 
@@ -339,51 +337,3 @@ class AccessLog:
 
     def close(self) -> None:
         self._handler.close()
-
-
-_PROBES = {"/health", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}/ready"}
-"""Asked every few seconds by machines; nobody is told of these."""
-
-
-class Observers:
-    """The metrics, and the access log and traces where the settings have them. They neither raise nor wait."""
-
-    def __init__(self, settings: GatewaySettings) -> None:
-        """
-        :raises OSError: when the access log can't be written
-        :raises ModuleNotFoundError: for traces without the extra `tracing`
-        """
-        self._metrics = GatewayMetrics()
-        self._access_log = AccessLog(settings.access_log) if settings.access_log is not None else None
-        self._traces = None
-        if settings.traces_url is not None:
-            from deepseek_triton_tools.gateway.tracing import Traces
-
-            self._traces = Traces(settings.traces_url)
-
-    def begins(self, record: HandledRequest) -> None:
-        """The request's headers have come. `upstream_headers` may be set."""
-        if record.route not in _PROBES:
-            self._metrics.begins(record)
-            if self._traces is not None:
-                self._traces.begins(record)
-
-    def ends(self, record: HandledRequest) -> None:
-        """The response has been sent, or its client has gone."""
-        record.ended_s = time.perf_counter()
-        if record.route not in _PROBES:
-            self._metrics.ends(record)
-            if self._access_log is not None:
-                self._access_log.ends(record)
-            if self._traces is not None:
-                self._traces.ends(record)
-
-    def metrics(self, servers_up: Iterable[tuple[str, bool]] = (), *, names: bool = True) -> bytes:
-        """The text for GET /metrics. servers_up: URL, and whether it gets requests. names: of servers and keys too."""
-        return self._metrics.text(servers_up, names=names)
-
-    def close(self) -> None:
-        if self._access_log is not None:
-            self._access_log.close()
-        if self._traces is not None:
-            self._traces.close()
