@@ -29,7 +29,7 @@ from deepseek_triton_build import (
     replace_repository,
     write_repository,
 )
-from deepseek_triton_build.render.folder_upgrade import _merge
+from deepseek_triton_build.render.merge import merge_texts
 from deepseek_triton_build.render.stamp import unpacked_text
 from support.interrupted import call, error_of
 from support.rights import without_rights
@@ -75,12 +75,8 @@ def edit(path, old, new):
     path.write_text(text.replace(old, new))
 
 
-def nothing():
-    return {}
-
-
-def plan(folder, now=None, keep="yours", then=nothing):
-    return plan_upgrade(folder, now or new(), then, keep=keep)
+def plan(folder, now=None, keep="yours"):
+    return plan_upgrade(folder, now or new(), keep=keep)
 
 
 def fates(upgrade):
@@ -313,30 +309,30 @@ def test_a_file_of_a_name_that_is_new_now_is_a_conflict_and_a_script_that_is_no_
     (folder / "bench.sh").write_text("mine")
     now = [*new(), File(Path("bench.sh"), b"new", executable=True)]
     [(_, conflict)] = plan(folder, now).conflicts
-    assert conflict.why == "you added it, and a file of this name is generated now"
+    assert conflict.why.startswith("you added it")
     assert fates(plan(folder, [*new(), File(Path("bench.sh"), b"mine")]))["bench.sh"] == "same"
 
     (folder / "start.sh").write_bytes(b"\xff")
     [(path, conflict)] = plan(folder).conflicts
-    assert (path, conflict.why) == ("start.sh", "it is no text in UTF-8")
+    assert path == "start.sh"
+    assert "expected UTF-8" in conflict.why
 
 
 BOMB = "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}' if n else '1'] * 9)}]\n" for n in range(30))
 """A text of a few lines whose last value has 9 ** 30 values."""
-UNMERGED = {
-    **dict.fromkeys(["mine: &a [*a]", "mine: &a [*a, *a]", "mine: &a\n  b: *a", BOMB], "its settings can't be merged"),
-    **dict.fromkeys(["mine: !env FOO", "mine: 2024-13-45", "mine: ="], "can each value be read without a tag"),
-    "max_num_tokens: 1": "does each key stand in its section once?",  # both sides' keys would stand there twice
-}
+UNMERGED = [
+    *("mine: &a [*a]", "mine: &a [*a, *a]", "mine: &a\n  b: *a", BOMB, "mine: !env FOO", "mine: 2024-13-45", "mine: ="),
+    "max_num_tokens: 1",  # both sides' keys would stand there twice
+]
 
 
 @pytest.mark.slow
 def test_yaml_that_no_merge_would_mean_is_a_conflict_about_the_file(folder):
     before = (folder / CONFIG).read_text()
-    for text, why in UNMERGED.items():
+    for text in UNMERGED:
         (folder / CONFIG).write_text(f"{before}{text}\n")
         [(_, conflict)] = plan(folder).conflicts
-        assert why in conflict.why
+        assert "it can't be merged" in conflict.why
     assert plan(folder, keep="generated").written == new()
 
 
@@ -352,8 +348,8 @@ def test_a_key_twice_in_a_file_within_a_file_is_a_conflict_about_the_file(folder
     mine, new = list(lines), list(lines)
     mine.insert(tops[0], f"{indent}twice: 1\n")
     new.insert(tops[3], f"{indent}twice: 2\n")
-    assert _merge(name, base, "".join(mine), base.replace("1.0", "2.0"), keep="yours") is not None
-    assert _merge(name, base, "".join(mine), "".join(new), keep="yours") is None
+    assert merge_texts(name, base, "".join(mine), base.replace("1.0", "2.0"), keep="yours") is not None
+    assert merge_texts(name, base, "".join(mine), "".join(new), keep="yours") is None
 
 
 # Folders of versions that kept no texts
@@ -372,14 +368,9 @@ def earlier(folder):
     return without_texts(folder)
 
 
-def test_without_texts_an_unedited_file_is_replaced_and_the_recorded_options_may_write_the_old_one_again(earlier):
+def test_without_texts_an_unedited_file_is_replaced(earlier):
     apply(earlier, generated(version="1.5"))
     assert tree(earlier) == contents(generated(version="1.5"))
-
-    edit(without_texts(earlier) / CONFIG, *FEWER)
-    upgrade = plan(earlier, then=lambda: contents(generated(version="1.5")))
-    assert upgrade.conflicts == []
-    assert fates(upgrade)[CONFIG] == "merged"
 
 
 @pytest.mark.parametrize("keep", ["yours", "generated"])
@@ -387,7 +378,7 @@ def test_without_any_old_text_an_edited_file_is_a_conflict(earlier, keep):
     edit(earlier / CONFIG, *FEWER)
     mine = (earlier / CONFIG).read_bytes()
 
-    [(path, conflict)] = plan(earlier, then=lambda: contents(new())).conflicts
+    [(path, conflict)] = plan(earlier).conflicts
     assert path == CONFIG
     assert "nobody knows the text that was generated" in conflict.why
     apply(earlier, keep=keep)

@@ -29,7 +29,12 @@ STRICT, PORTS = ("set -e", "set -eu"), ("# ports", "# all ports")
 NO_CONFLICTS = [  # one side, the other, and both
     (changed(STRICT), changed(("exit", "exit 0")), changed(STRICT, ("exit", "exit 0"))),
     (changed(("8000", "9000")), changed(("8000", "9000")), changed(("8000", "9000"))),  # the same is one
-    (changed(("port=8000", "port=1")), changed(PORTS), changed(("port=8000", "port=1"), PORTS)),
+    (changed(("port=8000", "port=1")), changed(PORTS), changed(("port=8000", "port=1"))),  # an old comment may stay
+    (
+        changed(PORTS),
+        changed(("port=8000", "port=1")),
+        changed(("# ports", "# all ports\n# ports"), ("port=8000", "port=1")),
+    ),
     (f"{SCRIPT}mine", changed(STRICT), f"{changed(STRICT)}mine\n"),  # a last line without an end gets one
 ]
 

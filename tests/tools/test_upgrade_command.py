@@ -84,7 +84,7 @@ def test_the_session_of_the_page_is_what_is_shown(folder, capsys):
     captured = capsys.readouterr()
     assert conflict.text.rstrip() in captured.out
     assert "\x1b" not in captured.out
-    assert "r1-older: nothing was written, because of 1 conflict; " in captured.err
+    assert "r1-older: nothing was written, because of conflicts: 1; " in captured.err
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def write_repository(
         _refuse_served(output)
         if not force:
             _refuse_loss(output, files)
-        scratch = _write_and_swap(files, output, before)
+        scratch = _put(output, files, before)
     except OSError as error:
         raise OutputError(f"{output}: can't be written: {error.strerror}; choose another --output") from error
     try:
@@ -89,22 +89,7 @@ def replace_repository(
         backups = backups_of(output)
         number = _number(backups[-1]) + 1 if backups else 1
         backup = output.with_name(f"{output.name}.before-upgrade-{number}")
-        scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
-        try:
-            fresh = scratch / "fresh"
-            _fill(fresh, files, output, kept)
-            if before is not None:
-                before()
-            _refuse_served(output)  # again: a server may have started meanwhile
-            _swap(fresh, output, backup)
-        except BaseException as error:
-            if not output.exists():
-                raise OutputError(
-                    f"{output}: was interrupted, and can't be put back; it is whole in {backup}: move it back by hand"
-                ) from error
-            raise
-        finally:
-            _remove_tree(scratch)
+        _remove_tree(_put(output, files, before, kept=kept, backup=backup))
     except OSError as error:
         at = f" ({error.filename})" if error.filename else ""
         raise OutputError(f"{output}: can't be replaced: {error.strerror or error}{at}; nothing was changed") from error
@@ -132,9 +117,62 @@ def backup_above(folder: Path) -> Path | None:
     return next((path for path in (place, *place.parents) if _number(path)), None)
 
 
+def _resolved(output: Path) -> Path:
+    try:
+        return output.resolve()
+    except (OSError, RuntimeError) as error:  # pathlib raises RuntimeError for a link that leads to itself
+        reason = error.strerror if isinstance(error, OSError) else "a link leads to itself"
+        raise OutputError(f"{output}: can't be written: {reason}; choose another --output") from error
+
+
+def _put(
+    output: Path,
+    files: Sequence[File],
+    before: Callable[[], None] | None,
+    *,
+    kept: Sequence[str] = (),
+    backup: Path | None = None,
+) -> Path:
+    """Put `files`, and what is `kept` of `output`, in its place, and return the scratch folder. A failure leaves
+    everything as it was.
+
+    :param backup: the place for what was there before; None: in the scratch folder, as "replaced".
+    """
+    made = [parent for parent in output.parents if not parent.exists()]
+    scratch = old = None
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # Beside `output`, because a rename works within one file system only.
+        scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
+        fresh, old = scratch / "fresh", backup or scratch / "replaced"
+        _fill(fresh, files, output, kept)
+        if before is not None:
+            before()
+        _refuse_served(output)  # again: a server may have started meanwhile
+        _swap(fresh, output, old)
+    except BaseException as error:
+        if old is not None and old.exists() and not output.exists():  # the only copy of what was there before
+            raise OutputError(
+                f"{output}: was interrupted, and what was there before can't be put back; it is whole in {old}: move "
+                "it back by hand"
+            ) from error
+        if scratch is not None:
+            _remove_tree(scratch)
+        for parent in made:
+            if parent.is_dir():
+                parent.rmdir()
+        raise
+    return scratch
+
+
 def _fill(fresh: Path, files: Sequence[File], output: Path, kept: Sequence[str]) -> None:
     """Write `files`, and what is `kept` of `output`, to `fresh`, with the modes and owners that `output` has."""
-    _write_files(fresh, files, kept)
+    for folder in {path.parent for path in (*(file.path for file in files), *map(PurePosixPath, kept))}:
+        (fresh / folder).mkdir(parents=True, exist_ok=True)
+    for file in files:
+        (fresh / file.path).write_bytes(file.content)
+        if file.executable:
+            (fresh / file.path).chmod(0o755)
     for name in kept:
         path, place = output / name, fresh / name
         if stat.S_ISDIR(path.lstat().st_mode):
@@ -155,57 +193,6 @@ def _fill(fresh: Path, files: Sequence[File], output: Path, kept: Sequence[str])
             with contextlib.suppress(PermissionError):  # root of another machine, on a network file system
                 os.chown(path, status.st_uid, status.st_gid)
         path.chmod(stat.S_IMODE(status.st_mode))
-
-
-def _resolved(output: Path) -> Path:
-    try:
-        return output.resolve()
-    except (OSError, RuntimeError) as error:  # pathlib raises RuntimeError for a link that leads to itself
-        reason = error.strerror if isinstance(error, OSError) else "a link leads to itself"
-        raise OutputError(f"{output}: can't be written: {reason}; choose another --output") from error
-
-
-def _write_and_swap(files: list[File], output: Path, before: Callable[[], None] | None) -> Path:
-    """Put `files` in the place of `output`, and return the scratch folder that holds what was there before.
-
-    The scratch folder lies beside `output`, because a rename works within one file system only. A failure leaves
-    everything as it was.
-    """
-    made = [parent for parent in output.parents if not parent.exists()]
-    scratch = None
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
-        fresh = scratch / "fresh"
-        _write_files(fresh, files)
-        if output.exists():
-            fresh.chmod(stat.S_IMODE(output.stat().st_mode))
-        if before is not None:
-            before()
-        _swap(fresh, output, scratch / "replaced")
-    except BaseException as error:
-        if scratch is not None and (scratch / "replaced").exists():  # the only copy of what was there before
-            raise OutputError(
-                f"{output}: was interrupted, and what was there before can't be put back; it is whole in "
-                f"{scratch / 'replaced'}: move it back by hand"
-            ) from error
-        if scratch is not None:
-            _remove_tree(scratch)
-        for parent in made:
-            if parent.is_dir():
-                parent.rmdir()
-        raise
-    return scratch
-
-
-def _write_files(fresh: Path, files: Sequence[File], others: Sequence[str] = ()) -> None:
-    """Write `files` to `fresh`, with the folders that they and the paths `others` need."""
-    for folder in {path.parent for path in (*(file.path for file in files), *map(PurePosixPath, others))}:
-        (fresh / folder).mkdir(parents=True, exist_ok=True)
-    for file in files:
-        (fresh / file.path).write_bytes(file.content)
-        if file.executable:
-            (fresh / file.path).chmod(0o755)
 
 
 def _swap(fresh: Path, output: Path, replaced: Path) -> None:

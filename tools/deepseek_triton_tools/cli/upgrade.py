@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path, require_tools
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -40,7 +41,6 @@ def add_options(verb: VerbParser) -> None:
 
 def _upgrade(args: argparse.Namespace) -> int:
     require_tools()
-    from deepseek_triton_tools._version import __version__
     from deepseek_triton_tools.plans.upgrade_view import UpgradeTarget, upgrade
 
     _refuse_place(args.folder, apply=args.apply)
@@ -53,13 +53,7 @@ def _upgrade(args: argparse.Namespace) -> int:
             exit_code=2,
         )
     plans, files = _generated(args, manifest, record)
-    target = UpgradeTarget(
-        folder=args.folder,
-        record=record,
-        plans=plans,
-        files=files(__version__),
-        then=lambda: _as_recorded(record),
-    )
+    target = UpgradeTarget(folder=args.folder, record=record, plans=plans, files=files)
     return upgrade(target, keep=args.keep, apply=args.apply, as_json=args.json)
 
 
@@ -126,8 +120,8 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
-_Made = tuple[Mapping[str, "Plan"], Callable[[str], "list[File]"]]
-"""Plans by the folder of their files ("" for the whole), and a function from a version to the files."""
+_Made = tuple[Mapping[str, "Plan"], "list[File]"]
+"""Plans by the folder of their files ("" for the whole), and the files."""
 
 
 def _generated(args: argparse.Namespace, manifest: Path, record: Mapping[str, Any]) -> _Made:
@@ -178,20 +172,6 @@ def _make(record: Mapping[str, Any], changed: Mapping[str, str]) -> _Made:
     if request.profile == DISAGGREGATED:
         both = format_request(form, request) if form == DYNAMO else request
         pair = make_disaggregated_plan(pair_request(args, both))
-        return pair.sides, lambda version: pair_files(pair, version=version, format=form)
+        return pair.sides, pair_files(pair, version=__version__, format=form)
     plan = make_plan(format_request(form, request))
-    return {"": plan}, lambda version: format_files(form, plan, version=version)
-
-
-def _as_recorded(record: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return what this version writes from the recorded options as the version that wrote the folder; nothing where it
-    refuses them."""
-    from deepseek_triton_build import BuildError
-    from deepseek_triton_tools.cli.plan_request import OptionError
-
-    try:
-        _, files = _make(record, {})
-        written = files(str(record.get("version")))
-    except (BuildError, OptionError):
-        return {}
-    return {file.path.as_posix(): file.content for file in written}
+    return {"": plan}, format_files(form, plan, version=__version__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from deepseek_triton_build import (
     UpgradedFile,
     plan_upgrade,
     replace_repository,
+    write_repository,
 )
 from deepseek_triton_build.check import MANIFEST, Finding, check_repository
 from deepseek_triton_build.text import first_names
@@ -33,6 +34,15 @@ SCHEMA = "deepseek-triton/upgrade/1"
 _SHOWN = (".yaml", ".yml", ".pbtxt", ".sh", ".slurm")
 _MOST_LINES = 40
 """Lines of a file's difference that are shown where nothing of it can be merged."""
+_FATES = {
+    "added": "added",
+    "replaced": "changed",
+    "merged": "changed",
+    "restored": "gone, and written again",
+    "removed": "removed, as it is no longer generated",
+    "kept": "yours, kept as it is",
+    "absent": "removed by you, and not written again",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +55,6 @@ class UpgradeTarget:
     plans: Mapping[str, Plan]
     """Plans by the folder of their files; "" for all of them."""
     files: list[File]
-    then: Callable[[], Mapping[str, bytes]]
-    """Returns what this version writes for the release that the folder was built for."""
 
     def reason(self, file: str, line: str) -> str:
         """Return the plan's reason for a line that a file gets; "" where it has none."""
@@ -59,6 +67,17 @@ class UpgradeTarget:
         reasons += [variable.comment for variable in plan.environment if name and variable.name == name[1]]
         return next(iter(reasons), "")
 
+    @property
+    def versions(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Versions of this program, TensorRT-LLM and vLLM that the folder was written by, and is written by now."""
+        plan = next(iter(self.plans.values()))
+        now = {
+            "version": __version__,
+            "release": plan.release.version if plan.release else None,
+            "vllm": plan.vllm.version if plan.vllm else None,
+        }
+        return {key: self.record.get(key) for key in now}, now
+
 
 def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: bool) -> int:
     """Show what the upgrade changes, keeps and can't decide; with `apply`, write it. Return the exit code.
@@ -67,7 +86,7 @@ def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: b
     :raises ToolError: when there are conflicts, or the merged folder has errors that the present one has not.
     :raises BuildError: when the folder can't be written, or a server runs from it.
     """
-    merged = plan_upgrade(target.folder, target.files, target.then, keep=keep or "yours")
+    merged = plan_upgrade(target.folder, target.files, keep=keep or "yours")
     conflicts = merged.conflicts if keep is None else []
     findings, new_errors = _checked(target.folder, merged) if merged.changes else ([], [])
     status = "waiting" if merged.changes else "nothing"
@@ -86,13 +105,13 @@ def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: b
             _show(target, merged, status, ordered, keep=keep, backup=backup)
     if status == "conflicts":
         raise ToolError(
-            f"{target.folder}: nothing was written, because of {_count(len(conflicts), 'conflict')}; change the files "
+            f"{target.folder}: nothing was written, because of conflicts: {len(conflicts)}; change the files "
             "so that they agree with one side, or add --keep yours or --keep generated for all that are left"
         )
     if status == "errors":
         raise ToolError(
-            f"{target.folder}: nothing was written, because the result would have "
-            f"{_count(len(new_errors), 'error')} that the folder has not now; correct that first, and upgrade again"
+            f"{target.folder}: nothing was written, because the result would have errors that the folder has not now: "
+            f"{len(new_errors)}; correct that first, and upgrade again"
         )
     return 0
 
@@ -102,18 +121,13 @@ def _checked(folder: Path, merged: FolderUpgrade) -> tuple[list[Finding], list[F
     not about the folder as it is. A format that `check` doesn't know has none."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch, folder.resolve().name)
-        for file in merged.written:
-            path = result / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(file.content)
-            path.chmod(0o755 if file.executable else 0o644)
+        write_repository(merged.written, result)
         for name in merged.kept:
             path = result / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(folder.resolve() / name)
-        found = _findings(result)
+        serious = [row for row in _findings(result) if row.severity != "note"]
     known = {(row.code, row.file, row.key) for row in _findings(folder)}
-    serious = [row for row in found if row.severity != "note"]
     return serious, [row for row in serious if row.severity == "error" and (row.code, row.file, row.key) not in known]
 
 
@@ -133,7 +147,7 @@ def _show(
     keep: Keep | None,
     backup: Path | None,
 ) -> None:
-    then, now = _version(target.record), _version(_now(target))
+    then, now = map(_version, target.versions)
     title = f"{target.folder}, built by {then}" + ("" if then == now else f"; now: {now}")
     print(styled(paragraph(printable(title), ""), "1"))
     for file in merged.files:
@@ -144,37 +158,26 @@ def _show(
         show_finding(finding.file, finding)
     if merged.changes and not findings:
         print("check: no error and no warning about the result")
-    counts = _count(len(merged.changes), "file")
     last = {
-        "nothing": f"{target.folder}: nothing would change",
-        "waiting": f"{target.folder}: {counts} would change; nothing was written: --apply writes it",
-        "applied": f"{target.folder}: upgraded, {counts} changed; the folder as it was: {backup}",
+        "nothing": "nothing would change",
+        "waiting": f"{len(merged.changes)} files would change; nothing was written: --apply writes it",
+        "applied": f"upgraded, {len(merged.changes)} files changed; the folder as it was: {backup}",
     }
     if status in last:
-        print(paragraph(printable(last[status]), ""))
-
-
-def _now(target: UpgradeTarget) -> Mapping[str, Any]:
-    plan = next(iter(target.plans.values()))
-    return {
-        "version": __version__,
-        "release": plan.release.version if plan.release else None,
-        "vllm": plan.vllm.version if plan.vllm else None,
-    }
+        print(paragraph(printable(f"{target.folder}: {last[status]}"), ""))
 
 
 def _version(record: Mapping[str, Any]) -> str:
-    engine = "TensorRT-LLM" if record.get("release") else "vLLM" if record.get("vllm") else ""
-    number = record.get("release") or record.get("vllm")
-    return f"deepseek-triton {record.get('version') or 'of an unknown version'}" + (
-        f" for {engine} {number}" if engine else ""
-    )
+    engine = "TensorRT-LLM" if record["release"] else "vLLM"
+    number = record["release"] or record["vllm"]
+    program = f"deepseek-triton {record['version'] or 'of an unknown version'}"
+    return f"{program} for {engine} {number}" if number else program
 
 
 def _show_file(target: UpgradeTarget, file: UpgradedFile, keep: Keep | None) -> None:
     """Print the changes, the edits and the conflicts of a settings file, or the conflict of any other."""
-    changes = _changes(file)
-    edits = [line for line in _edits(file) if keep is not None or not _is_open(line, file.conflicts)]
+    is_open = keep is None and bool(file.conflicts)
+    changes, edits = _changes(file), [] if is_open else _edits(file)
     if not (changes or edits or file.conflicts):
         return
     print(styled(printable(file.path), "1"))
@@ -187,16 +190,10 @@ def _show_file(target: UpgradeTarget, file: UpgradedFile, keep: Keep | None) -> 
         above = reason
     for line in edits:
         print(printable(f"  yours, kept: {line[0]} {line[1:]}"))
+    settled = "" if is_open else f", settled: {keep}"
     for conflict in file.conflicts:
-        for line in _conflict_lines(file, conflict, keep):
+        for line in _conflict_lines(file, conflict, settled):
             print(printable(line))
-
-
-def _is_open(line: str, conflicts: Iterable[MergeConflict]) -> bool:
-    """Whether a line of a file's edits belongs to a conflict that nobody has settled."""
-    key = line[1:].partition(": ")[0]
-    texts = "\n".join(f"{conflict.yours}\n{conflict.now}" for conflict in conflicts).splitlines()
-    return line[1:] in texts or any(f"{key}.".startswith(f"{conflict.where}.") for conflict in conflicts)
 
 
 def _changes(file: UpgradedFile) -> list[str]:
@@ -219,58 +216,36 @@ def _is_program(file: UpgradedFile) -> bool:
     return not file.path.endswith(_SHOWN) or file.path.endswith("release.yaml")
 
 
-def _conflict_lines(file: UpgradedFile, conflict: MergeConflict, keep: Keep | None) -> Iterator[str]:
-    settled = "" if keep is None else f", settled: {keep}"
-    if not conflict.why:
-        yield f"  conflict at {conflict.where}{settled}"
-        for side, text in (
-            ("yours", conflict.yours),
-            ("generated then", conflict.before),
-            ("generated now", conflict.now),
-        ):
-            first, *rest = (text or "nothing").splitlines()
-            yield f"    {side}: {first}"
-            yield from (f"      {line}" for line in rest)
+def _conflict_lines(file: UpgradedFile, conflict: MergeConflict, settled: str) -> Iterator[str]:
+    if conflict.why:
+        yield f"  conflict about the whole file: {conflict.why}{settled}"
+        if file.present is not None and file.now is not None and not _is_program(file):
+            lines = changed_lines(file.path, file.present, file.now)
+            yield from (f"    {line[0]} {line[1:]}" for line in lines[:_MOST_LINES])
+            if len(lines) > _MOST_LINES:
+                yield f"    and {len(lines) - _MOST_LINES} more lines"
         return
-    yield f"  conflict about the whole file: {conflict.why}{settled}"
-    if file.present is None or file.now is None or _is_program(file):
-        return
-    lines = changed_lines(file.path, file.present, file.now)
-    yield from (f"    {line[0]} {line[1:]}" for line in lines[:_MOST_LINES])
-    if len(lines) > _MOST_LINES:
-        yield f"    and {len(lines) - _MOST_LINES} more lines"
+    yield f"  conflict at {conflict.where}{settled}"
+    sides = {"yours": conflict.yours, "generated then": conflict.before, "generated now": conflict.now}
+    for side, text in sides.items():
+        first, *rest = (text or "nothing").splitlines()
+        yield f"    {side}: {first}"
+        yield from (f"      {line}" for line in rest)
 
 
 def _other_lines(merged: FolderUpgrade) -> Iterator[str]:
     """Say what becomes of files whose lines are not shown."""
-    said = {
-        "added": "added",
-        "replaced": "changed",
-        "restored": "gone, and written again",
-        "removed": "removed, as it is no longer generated",
-    }
-    is_only_manifests = all(file.path.endswith(MANIFEST) for file in merged.changes)
-    for fate, words in said.items():
-        names = [
-            file.path
-            for file in merged.changes
-            if file.fate == fate and not _changes(file) and (is_only_manifests or not file.path.endswith(MANIFEST))
-        ]
-        if names:
-            yield f"{words}: {first_names(names)}"
-    kept = [file for file in merged.files if file.fate == "kept" and not file.conflicts and not _edits(file)]
-    absent = [file.path for file in kept if file.result is None and file.path not in merged.kept]
-    edited = [file.path for file in kept if file.path not in absent]
-    for words, names in (
-        ("yours, kept as it is", [*edited, *merged.added]),
-        ("removed by you, and not written again", absent),
-    ):
-        if names:
-            yield f"{words}: {first_names(names, most=10)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    names: dict[str, list[str]] = {words: [] for words in _FATES.values()}
+    has_others = any(not file.path.endswith(MANIFEST) for file in merged.changes)
+    for file in merged.files:
+        is_shown = _changes(file) or _edits(file) or file.conflicts or (has_others and file.path.endswith(MANIFEST))
+        if not is_shown and file.fate in _FATES:
+            is_absent = file.fate == "kept" and file.result is None and file.path not in merged.kept
+            names[_FATES["absent" if is_absent else file.fate]].append(file.path)
+    names[_FATES["kept"]] += merged.added
+    for words, paths in names.items():
+        if paths:
+            yield f"{words}: {first_names(paths)}"
 
 
 def _document(
@@ -281,14 +256,14 @@ def _document(
     new_errors: list[Finding],
     backup: Path | None,
 ) -> dict[str, Any]:
-    keys = ("version", "release", "vllm")
+    then, now = target.versions
     return {
         "schema": SCHEMA,
         "folder": str(target.folder),
         "status": status,
         "options": target.record["options"],
-        "from": {key: target.record.get(key) for key in keys},
-        "to": {key: _now(target)[key] for key in keys},
+        "from": then,
+        "to": now,
         "files": [
             {
                 "path": file.path,
