@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.active_request import ActiveRequest, StepEffect
+from deepseek_backend.active_request import ActiveRequest, RequestState, StepEffect
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import CancelledError, EngineError
-from deepseek_backend.parsed_request import ParsedRequest, Prompt
-from deepseek_backend.states import RequestState
+from deepseek_backend.messages import Prompt
+from deepseek_backend.parsing import ParsedRequest
 from support.engine_driver import make_request
 from support.fakes import ListReply
 

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from deepseek_backend import send_queue
 from deepseek_backend.active_request import ActiveRequest
 from deepseek_backend.backend_metrics import BackendMetrics
-from deepseek_backend.delivery import NUM_THREADS, Delivery
+from deepseek_backend.delivery import MAX_ITERATIONS, NUM_THREADS, Delivery, StepQueue
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import EngineError
-from deepseek_backend.parsed_request import ParsedRequest, Prompt
-from deepseek_backend.pending_steps import joined
-from deepseek_backend.send_queue import MAX_STEPS, URGENT_IN_A_ROW, QueueEntry, QueueState
+from deepseek_backend.messages import Prompt
+from deepseek_backend.parsing import ParsedRequest
+from deepseek_backend.send_queue import MAX_STEPS, URGENT_IN_A_ROW, QueueEntry, QueueState, joined
 from deepseek_backend.sequence_buffer import SequenceBuffer
-from deepseek_backend.step_queue import MAX_ITERATIONS, StepQueue
 from support.engine_driver import make_request
 from support.fakes import ListReply
 

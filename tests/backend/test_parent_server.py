@@ -10,8 +10,8 @@ import types
 
 import pytest
 
-from deepseek_backend import parent_server as module
-from deepseek_backend.parent_server import ExitWatch, end_server, exit_timeout_s, own_regions, parent_server
+from deepseek_backend import triton_process as module
+from deepseek_backend.triton_process import ExitWatch, end_server, exit_timeout_s, own_regions, parent_server
 from deepseek_backend.watcher import ServerAbove
 
 PID = 4711

@@ -12,7 +12,8 @@ from deepseek_backend.engines.base import Step, group_by_sink
 from deepseek_backend.engines.generate_request import SamplingParams, SharedTokenIds
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids, render_chat
 from deepseek_backend.errors import RequestError
-from deepseek_backend.parsed_request import ParsedRequest, Prompt
+from deepseek_backend.messages import Prompt
+from deepseek_backend.parsing import ParsedRequest
 from support.engine_driver import make_request
 from support.fakes import ScriptedEngine
 

@@ -7,7 +7,7 @@ import numpy as np
 from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
 from deepseek_backend.engines.base import Logprob, PerfMetrics
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.parsed_request import ParsedRequest
+from deepseek_backend.parsing import ParsedRequest
 from deepseek_backend.sequence_buffer import SequenceChunk, counts_tokens, outputs
 
 NUMPY = {Dtype.STRING: np.object_, Dtype.INT32: np.int32, Dtype.INT64: np.int64, Dtype.FP32: np.float32}

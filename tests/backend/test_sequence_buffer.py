@@ -1,7 +1,7 @@
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.tags import CALLS_BEGIN
-from deepseek_backend.parsed_request import ParsedRequest
+from deepseek_backend.parsing import ParsedRequest
 from deepseek_backend.sequence_buffer import SequenceBuffer
 
 

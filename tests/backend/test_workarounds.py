@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from deepseek_backend import workarounds
+from deepseek_backend import release
 from deepseek_triton_build.catalog import load_release
 
 MODULE = "openai.types.responses.response_content_part_added_event"
@@ -55,30 +55,30 @@ def name_of_openai():
 
 def test_a_missing_name_is_supplied_once_and_reported(fake_openai, caplog):
     fake_openai(OLD)
-    assert workarounds.apply_quirks(RECORD) == [f"{MODULE}.{NAME}"]
+    assert release.apply_quirks(RECORD) == [f"{MODULE}.{NAME}"]
     supplied = name_of_openai()
     assert issubclass(supplied, importlib.import_module("openai").BaseModel)
     assert (supplied.__annotations__, supplied.__module__) == ({"text": str, "type": str}, MODULE)
     assert NAME in caplog.text
     assert "1.107.3" in caplog.text
-    assert workarounds.apply_quirks(RECORD) == []
+    assert release.apply_quirks(RECORD) == []
     assert name_of_openai() is supplied
 
 
 def test_a_newer_package_is_left_alone(fake_openai):
-    assert workarounds.apply_quirks(RECORD) == [], "no package"
+    assert release.apply_quirks(RECORD) == [], "no package"
     fake_openai(NEW)
     before = name_of_openai()
-    assert workarounds.apply_quirks(RECORD) == []
+    assert release.apply_quirks(RECORD) == []
     assert name_of_openai() is before
-    assert workarounds.apply_quirks(load_release("1.1.0").record) == [], "a release without quirks"
+    assert release.apply_quirks(load_release("1.1.0").record) == [], "a release without quirks"
 
 
 @pytest.fixture
 def container(tmp_path):
     """Make a container's state: a generated version folder, an old openai, a tensorrt_llm that needs a newer one."""
     ignored = shutil.ignore_patterns("__pycache__", "engines")
-    shutil.copytree(Path(workarounds.__file__).parent, tmp_path / "1" / "deepseek_backend", ignore=ignored)
+    shutil.copytree(Path(release.__file__).parent, tmp_path / "1" / "deepseek_backend", ignore=ignored)
     (tmp_path / "1" / "release.yaml").write_text(load_release("1.2.1").text)
     site = tmp_path / "site"
     write_openai(site, OLD)

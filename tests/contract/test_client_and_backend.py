@@ -14,9 +14,9 @@ from deepseek_backend import contract
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import Dtype
 from deepseek_backend.engines import base
-from deepseek_backend.parsed_request import ParsedRequest, Prompt
+from deepseek_backend.messages import Prompt
+from deepseek_backend.parsing import ParsedRequest, parse_request
 from deepseek_backend.parsing import SamplingParams as BackendParams
-from deepseek_backend.parsing import parse_request
 from deepseek_backend.sequence_buffer import SequenceChunk, outputs, task_outputs
 from deepseek_triton_client import Chunk, Logprob, PerfMetrics, ProtocolError, SamplingParams, Timeouts
 from deepseek_triton_client._core.checked_request import (

@@ -10,12 +10,11 @@ import subprocess
 import pytest
 
 from deepseek_launcher import command
+from deepseek_launcher.attempt import End, Outcome, Restarts
 from deepseek_launcher.command import is_turned_off, option, seconds
-from deepseek_launcher.phases import PHASES, cause_of, lost_node_of, phase_of, rank_of
 from deepseek_launcher.processes import how_ended
 from deepseek_launcher.rank import ended_line, event_line, mpi_rank, mpi_size, parse_event
-from deepseek_launcher.supervision import End, Outcome, Restarts
-from deepseek_launcher.world import World
+from deepseek_launcher.world import PHASES, World, cause_of, lost_node_of, phase_of, rank_of
 from deepseek_triton_tools.server import waiting
 
 NAMES_HERE = {

@@ -64,7 +64,7 @@ if sys.argv[2:]:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     [os.dup2(0, number) for number in range(3, 1100)]
-from deepseek_backend.process_guard import ProcessGuard
+from deepseek_backend.triton_process import ProcessGuard
 ProcessGuard(int(sys.argv[1]), []).arm()
 print("armed", flush=True)
 time.sleep(1000)
@@ -93,7 +93,7 @@ def test_a_guard_guards_in_narrow_surroundings_too(before, options):
 WITH_AN_ENGINE = """\
 import os, subprocess, sys, time
 from deepseek_backend.engines.vllm.loading import own_process_group
-from deepseek_backend.process_guard import ProcessGuard
+from deepseek_backend.triton_process import ProcessGuard
 ProcessGuard(os.getppid(), [])
 with own_process_group():
     core = subprocess.Popen(["bash", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True)

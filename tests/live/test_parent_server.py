@@ -35,7 +35,7 @@ import os, sys, threading, time
 sys.path.append(VERSION_DIR)
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from deepseek_backend.parent_server import ExitWatch, end_server, own_regions, parent_server
+from deepseek_backend.triton_process import ExitWatch, end_server, own_regions, parent_server
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

@@ -20,7 +20,7 @@ import httpx
 from bench._served import await_backend, stub_pid
 
 from conformance.running import PROGRAM, free_port
-from deepseek_backend.process_guard import NAME as GUARD_NAME
+from deepseek_backend.triton_process import NAME as GUARD_NAME
 from deepseek_triton_tools.host.processes import is_running
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deepseek_backend.process_guard import NAME
+from deepseek_backend.triton_process import NAME
 from support.supervising import runs
 from support.waiting import PATIENCE_S, wait_for
 

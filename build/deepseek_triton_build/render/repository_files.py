@@ -91,7 +91,7 @@ def _backend_files(plan: Plan) -> list[File]:
     """
     unused = tuple(f"{_ENGINES}{engine}/" for engine in ENGINES if engine != plan.engine)
     if plan.release is None:
-        unused += ("deepseek_backend/process/overlay/", "deepseek_backend/workarounds.py")
+        unused += ("deepseek_backend/process/overlay/",)
     version_dir = model_source.version_dir()
     paths = (path for path in version_dir.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     relative = [(path, path.relative_to(version_dir).as_posix()) for path in paths]

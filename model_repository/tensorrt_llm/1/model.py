@@ -24,11 +24,10 @@ from deepseek_backend.config import load_config
 from deepseek_backend.contract import TRITON_CODES
 from deepseek_backend.engines import create_engine, instance_environment
 from deepseek_backend.errors import BackendError, ConfigError, RequestError, describe
-from deepseek_backend.parent_server import ExitWatch, end_server, own_regions, parent_server
-from deepseek_backend.process_guard import ProcessGuard
 from deepseek_backend.publishing import MetricsLease, Publisher, Series
 from deepseek_backend.sequence_buffer import Outputs
 from deepseek_backend.service import Service
+from deepseek_backend.triton_process import ExitWatch, ProcessGuard, end_server, own_regions, parent_server
 from deepseek_backend.watcher import ServerAbove
 
 logger = logging.getLogger("deepseek_backend")

@@ -24,8 +24,7 @@ from deepseek_backend.engines.reference.checkpoint_loading import ChatTemplate
 from deepseek_backend.engines.simulated.filler_text import render_chat_form
 from deepseek_backend.errors import ConfigError, EngineError, RequestError
 from deepseek_backend.messages import read_messages, read_tool_use
-from deepseek_backend.parsed_request import ParsedRequest
-from deepseek_backend.parsing import parse_request
+from deepseek_backend.parsing import ParsedRequest, parse_request
 from deepseek_backend.release import read_record
 from deepseek_launcher import launches
 from deepseek_launcher.output import Lines

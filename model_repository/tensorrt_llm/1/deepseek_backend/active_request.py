@@ -1,8 +1,11 @@
 """One Triton request from acceptance to its final response, and the one place that sends that response.
 
+OPEN ──TOKENS──> GENERATING ──END──> ENDED ──FINAL_SENT──> CLOSED
+  └──────────────END──────────────────^
+
 Everything that can end a request (the engine, a cancelled client, a stop, a deadline, a failure) calls `end` or adds a
-last step. The first of them fixes the outcome; what comes later is dropped (see the table in `states`). Only delivery
-sends: with `deliver`, or, after a response that could not be sent, the error with `give_up`.
+last step. The first of them fixes the outcome; what comes later is dropped. Only delivery sends: with `deliver`, or,
+after a response that could not be sent, the error with `give_up`.
 
 Threads: delivery's threads and the engine's add steps; any thread may end the request; one of delivery's threads at a
 time delivers; the watcher asks whether the client has gone. `_lock` guards the state and the buffers and is never held
@@ -23,9 +26,37 @@ from deepseek_backend.admission import Admitted
 from deepseek_backend.engines.base import FinishReason, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import BackendError, CancelledError
-from deepseek_backend.parsed_request import ParsedRequest
+from deepseek_backend.parsing import ParsedRequest
 from deepseek_backend.sequence_buffer import Outputs, SequenceBuffer, SequenceChunk, counts_tokens, num_bytes, outputs
-from deepseek_backend.states import TRANSITIONS, RequestEvent, RequestState
+
+
+class RequestState(Enum):
+    OPEN = auto()
+    """Accepted; the engine has made nothing for it yet."""
+    GENERATING = auto()
+    ENDED = auto()
+    """The outcome is fixed; the final response has not been sent."""
+    CLOSED = auto()
+    """The final response has been sent, or there is nobody to send it to."""
+
+
+class RequestEvent(Enum):
+    TOKENS = auto()
+    """The engine made a step of the request."""
+    END = auto()
+    """Something ended the request: the engine, its client, a stop, a deadline or a failure."""
+    FINAL_SENT = auto()
+
+
+TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
+    (RequestState.OPEN, RequestEvent.TOKENS): RequestState.GENERATING,
+    (RequestState.GENERATING, RequestEvent.TOKENS): RequestState.GENERATING,
+    (RequestState.OPEN, RequestEvent.END): RequestState.ENDED,
+    (RequestState.GENERATING, RequestEvent.END): RequestState.ENDED,
+    (RequestState.ENDED, RequestEvent.FINAL_SENT): RequestState.CLOSED,
+}
+"""(state, event) -> next state. An event that has no entry for a state came too late and is dropped."""
+
 
 LARGE_BYTES = 256 << 10
 """A final response of more bytes is sent in two steps. A container has 64 MiB of /dev/shm unless told otherwise."""
@@ -242,7 +273,7 @@ class ActiveRequest:
             error = self._error
             cut = self.is_cut()
             final = self._state is RequestState.ENDED and not cut
-            chunks = [] if error is not None or self.closed else self._take_locked(final=final, cut=cut)
+            chunks = [] if error is not None or self.closed else self._take(final=final, cut=cut)
             self.has_sent = self.has_sent or bool(chunks)
             if not cut:
                 self.num_tokens_waiting, self.waiting_since_s, self.has_unsent_end = 0, math.inf, False
@@ -260,7 +291,14 @@ class ActiveRequest:
                 self._reply.send_error(error)
             elif final or chunks:
                 prepared = self._prepared if final else None
-                self._send(prepared or outputs(chunks, self.parsed, several=self._several), final=final)
+                response = prepared or outputs(chunks, self.parsed, several=self._several)
+                if final and num_bytes(response) > LARGE_BYTES:
+                    # Triton closes a reply before it has room for the final response. If /dev/shm had none, the request
+                    # would be left without an answer. In two steps the first one fails while the reply is still open.
+                    self._reply.send(response, final=False)
+                    self._reply.finish()
+                else:
+                    self._reply.send(response, final=final)
             if not final:
                 return False
             self.has_handed_over = hands_over and error is None
@@ -303,18 +341,6 @@ class ActiveRequest:
         if self._admitted is not None:
             self._admitted.release()
 
-    def _send(self, response: Outputs, *, final: bool) -> None:
-        """Send a large final response in two steps: Triton closes a reply before it has room for the final response.
-
-        If /dev/shm had no room, the request would be left without an answer. In two steps the first one fails while the
-        reply is still open, and the error can be sent.
-        """
-        if final and num_bytes(response) > LARGE_BYTES:
-            self._reply.send(response, final=False)
-            self._reply.finish()
-        else:
-            self._reply.send(response, final=final)
-
     def _advance(self, event: RequestEvent) -> bool:
         if event is RequestEvent.TOKENS and self._state is RequestState.GENERATING:
             return True  # nearly always; the table says the same
@@ -334,8 +360,12 @@ class ActiveRequest:
             sequence.end(finish_reason or "cancelled")
         return True
 
-    def _take_locked(self, *, final: bool, cut: bool) -> list[SequenceChunk]:
-        """Take the chunks of the next response out of the buffers."""
+    def _take(self, *, final: bool, cut: bool) -> list[SequenceChunk]:
+        """Take the chunks of the next response out of the buffers, under the lock.
+
+        Of a final response with more answers than the request wants, keep the likeliest n to each prompt, likeliest
+        first. An answer that was cut short has fewer tokens to lower its probability, so it comes after complete ones.
+        """
         if cut:
             return [self.sequences[0].take_piece()]
         if not final and not self.parsed.streaming:
@@ -344,26 +374,20 @@ class ActiveRequest:
         ended = any(sequence.ended for sequence in news)
         counted = counts_tokens(self.parsed, ended=ended, several=self._several)
         chunks = [sequence.take(counted=counted) for sequence in news]
-        return _best(chunks, self.parsed) if final else chunks
-
-
-def _best(chunks: list[SequenceChunk], parsed: ParsedRequest) -> list[SequenceChunk]:
-    """Keep the likeliest n answers to each prompt, likeliest first; all of them where no more were generated.
-
-    An answer that was cut short has fewer tokens to lower its probability, so it comes after those that are complete.
-    """
-    generated, wanted = parsed.num_sequences_per_prompt, parsed.num_choices
-    if generated <= wanted:
-        return chunks
-    kept: list[SequenceChunk] = []
-    for first in range(0, len(chunks), generated):
-        answers = sorted(chunks[first : first + generated], key=_rank)
-        kept += answers[:wanted]
-    for index, chunk in enumerate(kept):
-        chunk.index = index
-    return kept
-
-
-def _rank(chunk: SequenceChunk) -> tuple[bool, bool, float]:
-    cut_short = chunk.finish_reason in ("cancelled", "timeout")
-    return cut_short, not chunk.num_output_tokens, -chunk.cumulative_logprob
+        num_generated, num_returned = self.parsed.num_sequences_per_prompt, self.parsed.num_choices
+        if not final or num_generated <= num_returned:
+            return chunks
+        kept: list[SequenceChunk] = []
+        for first in range(0, len(chunks), num_generated):
+            answers = chunks[first : first + num_generated]
+            answers.sort(
+                key=lambda chunk: (
+                    chunk.finish_reason in ("cancelled", "timeout"),
+                    not chunk.num_output_tokens,
+                    -chunk.cumulative_logprob,
+                )
+            )
+            kept += answers[:num_returned]
+        for index, chunk in enumerate(kept):
+            chunk.index = index
+        return kept

@@ -24,7 +24,8 @@ from deepseek_backend.engines.generate_request import (
 from deepseek_backend.engines.prompting import check_ids, last_tokens
 from deepseek_backend.errors import RequestError, UnavailableError
 from deepseek_backend.field_values import quoted
-from deepseek_backend.parsed_request import ParsedRequest, Prompt
+from deepseek_backend.messages import Prompt
+from deepseek_backend.parsing import ParsedRequest
 
 MAX_ECHO_CHARACTERS = 16 << 20
 """Most characters of prompts repeated in one response: each answer to a prompt repeats it."""

@@ -17,17 +17,157 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias
 
 from deepseek_backend.active_request import ActiveRequest, StepEffect
 from deepseek_backend.backend_metrics import BackendMetrics
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import EngineError, describe
-from deepseek_backend.pending_steps import PendingSteps
-from deepseek_backend.send_queue import QueueEntry, QueueState, SendQueue, Urgency
-from deepseek_backend.step_queue import StepQueue, Steps
+from deepseek_backend.send_queue import MAX_STEPS, PendingSteps, QueueEntry, QueueState, SendQueue, Urgency
+
+logger = logging.getLogger(__name__)
+
+Steps: TypeAlias = Sequence[tuple[GenerateRequest, Step]]
+"""The steps of one engine iteration."""
+TakeStep: TypeAlias = Callable[[QueueEntry, PendingSteps, Step, float], bool]
+"""Gives the request one step of a sequence and the time.monotonic() at which it came. True: there may be something to
+send."""
+
+NUM_BEHIND = 8
+"""Iterations that wait before the engine's thread pauses: an engine that computes in Python may keep delivery's threads
+from Python's lock."""
+MAX_ITERATIONS = 256
+"""Most iterations that wait. An engine that is further ahead sorts them in itself."""
+
+
+class StepQueue:
+    """Engine iterations in the order in which they came.
+
+    Threads: the engine's thread puts; one thread at a time collects, the one that holds `_collecting`; the tables are
+    changed by `expect` and `forget`, from any thread, one dictionary operation at a time.
+    """
+
+    def __init__(self, take: TakeStep, fail: Callable[[QueueEntry, EngineError], None]) -> None:
+        """`fail` ends a request that could not take its step."""
+        self._take = take
+        self._fail = fail
+        self._pending: dict[GenerateRequest, PendingSteps] = {}
+        """Request -> its steps that wait. This is looked up for each token."""
+        self._entries: dict[GenerateRequest, QueueEntry] = {}
+        self._iterations: deque[tuple[float, Steps]] = deque()
+        """(time.monotonic() at which the iteration came, its steps)"""
+        self._collecting = threading.Lock()
+
+    def expect(self, entry: QueueEntry) -> None:
+        """Accept steps for the entry's requests from now on."""
+        for request, pending in zip(entry.active.requests, entry.pending, strict=True):
+            self._entries[request] = entry
+            self._pending[request] = pending
+
+    def forget(self, entry: QueueEntry) -> None:
+        """Drop the steps that still come for the entry's requests."""
+        for request in entry.active.requests:
+            self._pending.pop(request, None)
+            self._entries.pop(request, None)
+
+    def put(self, steps: Steps) -> None:
+        """Leave the steps of one iteration."""
+        self._iterations.append((time.monotonic(), steps))
+
+    @property
+    def has_uncollected(self) -> bool:
+        """There is something to collect, and no thread is at it."""
+        return bool(self._iterations) and not self._collecting.locked()
+
+    @property
+    def is_behind(self) -> bool:
+        """Nobody has collected for NUM_BEHIND iterations."""
+        return len(self._iterations) >= NUM_BEHIND
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._iterations) > MAX_ITERATIONS
+
+    def collect(self, *, wait: bool = False) -> list[QueueEntry]:
+        """Sort in everything that waits, and return the entries that may have something to send now.
+
+        One thread at a time collects, so that the steps stay in order. A second one gets an empty list; with `wait` it
+        waits for the first and collects what is left then.
+        """
+        if not self._collecting.acquire(blocking=wait):
+            return []
+        try:
+            moved = self._sort_in()
+        finally:
+            self._collecting.release()
+        entries = []
+        for entry, pending in moved:
+            if entry.must_take(pending):
+                has_news = self._give(entry, pending)
+            else:
+                has_news = (
+                    entry.active.parsed.streaming and not entry.wants_few_chunks and not entry.queue_state.in_line
+                )
+            if has_news:
+                entries.append(entry)
+        return entries
+
+    def catch_up(self, entry: QueueEntry) -> None:
+        """Take the entry's steps that wait for its turn."""
+        for pending in entry.pending:
+            if pending.steps:
+                self._give(entry, pending)
+
+    def settle(self, entry: QueueEntry) -> None:
+        """Take the entry's steps, and wait for those that another thread is taking."""
+        for pending in entry.pending:
+            self._give(entry, pending)
+
+    def _sort_in(self) -> list[tuple[QueueEntry, PendingSteps]]:
+        """Move the iterations' steps to their sequences, and return the sequences that somebody has to look at.
+
+        Under load most steps join others that are waiting for their turn already, and cost no more than this loop.
+        """
+        moved: dict[GenerateRequest, PendingSteps] = {}
+        pending_of = self._pending
+        for _ in range(len(self._iterations)):
+            came_s, steps = self._iterations.popleft()
+            for request, step in steps:
+                pending = pending_of.get(request)
+                if pending is None:  # the request is over
+                    continue
+                pending.steps.append(step)
+                pending.last_s = came_s
+                if not pending.is_noted:
+                    pending.is_noted = True
+                    pending.first_s = pending.first_s or came_s
+                elif (
+                    step.finish_reason is None
+                    and step.error is None
+                    and not pending.is_eager
+                    and len(pending.steps) < MAX_STEPS
+                ):
+                    continue
+                moved[request] = pending
+        return [
+            (entry, pending) for request, pending in moved.items() if (entry := self._entries.get(request)) is not None
+        ]
+
+    def _give(self, entry: QueueEntry, pending: PendingSteps) -> bool:
+        try:
+            with pending.lock:
+                news = False
+                for at_s, step in pending.take():
+                    news = self._take(entry, pending, step, at_s) or news
+        except Exception as error:  # only this request fails: the others have their steps to get
+            logger.exception("request %r", entry.active.client_id)
+            self._fail(entry, EngineError(f"a step could not be taken: {describe(error)}"))
+            return False
+        return news
+
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +218,8 @@ class Delivery:
         self._num_resting = 0
         """Threads that wait for something to do."""
         self._threads = [
-            threading.Thread(target=self._run, name=f"sender-{number}", daemon=True) for number in range(NUM_THREADS)
+            threading.Thread(target=self._send_all, name=f"sender-{number}", daemon=True)
+            for number in range(NUM_THREADS)
         ]
 
     def start(self) -> None:
@@ -142,27 +283,25 @@ class Delivery:
         self._serve(entry)
         return True
 
-    def _run(self) -> None:
+    def _send_all(self) -> None:
+        """Serve requests until delivery stops and nothing is left to send."""
         while True:
             try:
-                served = self.serve_next()
+                if self.serve_next():
+                    continue
             except Exception:  # every stream depends on this thread
                 logger.exception("a thread of delivery goes on after")
                 continue
-            if not served and not self._rest():
-                return
-
-    def _rest(self) -> bool:
-        """Wait until there may be something to do; False when there never will be."""
-        with self._wakeup:
-            self._num_resting += 1
-            now = time.monotonic()
-            idle = not self._steps.has_uncollected and not self._queue.has_work(now)
-            if idle and not self._queue.stopping:
-                self._wakeup.wait(self._queue.idle_for(now))
-                idle = False
-            self._num_resting -= 1
-            return not idle
+            with self._wakeup:
+                self._num_resting += 1
+                now = time.monotonic()
+                is_idle = not self._steps.has_uncollected and not self._queue.has_work(now)
+                if is_idle and not self._queue.stopping:
+                    self._wakeup.wait(self._queue.idle_for(now))
+                    is_idle = False
+                self._num_resting -= 1
+                if is_idle:
+                    return
 
     def _queue_entries(self, entries: Iterable[QueueEntry]) -> None:
         """Queue the entries that have something to send, and wake a thread."""
@@ -180,8 +319,14 @@ class Delivery:
         except Exception as error:
             # Triton refuses a response in many ways and none of them has a type of its own. The request is given up,
             # the thread goes on: every other stream depends on it.
-            logger.exception("a response could not be sent; request %r is given up", entry.active.client_id)
-            self._give_up(entry.active, EngineError(f"a response could not be sent: {describe(error)}"))
+            active, failure = entry.active, EngineError(f"a response could not be sent: {describe(error)}")
+            logger.exception("a response could not be sent; request %r is given up", active.client_id)
+            try:
+                active.give_up(failure)
+            except Exception:
+                logger.exception("nor could the error: request %r stays unanswered", active.client_id)
+            self._owner.fail(active, failure)
+            self._close(active)
             return
         if is_final:
             self._close(entry.active)
@@ -203,7 +348,10 @@ class Delivery:
         if step.generation_s is not None:
             self._count_whole_answer(entry, len(step.token_ids), at_s, step.generation_s)
         elif step.token_ids:
-            self._count_tokens(entry, pending, len(step.token_ids), at_s)
+            before_s, pending.last_token_s = pending.last_token_s, at_s
+            self._metrics.tokens(len(step.token_ids), None if before_s is None else at_s - before_s)
+            if not entry.has_tokens:
+                self._count_first(entry, at_s)
         if effect is StepEffect.NOTHING:
             return False
         if effect is not StepEffect.SEND:
@@ -211,12 +359,6 @@ class Delivery:
         elif step.error is not None and len(active.requests) > 1:
             self._owner.abort(active.requests, cause="error")
         return effect is not StepEffect.ABORT
-
-    def _count_tokens(self, entry: QueueEntry, pending: PendingSteps, num_tokens: int, at_s: float) -> None:
-        before_s, pending.last_token_s = pending.last_token_s, at_s
-        self._metrics.tokens(num_tokens, None if before_s is None else at_s - before_s)
-        if not entry.has_tokens:
-            self._count_first(entry, at_s)
 
     def _count_whole_answer(self, entry: QueueEntry, num_tokens: int, at_s: float, generation_s: float) -> None:
         """Count the tokens of an answer that came in one step at `at_s`. Times that are not known are left out."""
@@ -232,15 +374,6 @@ class Delivery:
             is_first, entry.has_tokens = not entry.has_tokens, True
         if is_first:
             self._metrics.first_token(at_s - entry.active.arrived_s)
-
-    def _give_up(self, active: ActiveRequest, error: EngineError) -> None:
-        """Close a request to which nothing can be sent any more, and have the engine end it."""
-        try:
-            active.give_up(error)
-        except Exception:
-            logger.exception("nor could the error: request %r stays unanswered", active.client_id)
-        self._owner.fail(active, error)
-        self._close(active)
 
     def _close(self, active: ActiveRequest) -> None:
         with self._entries_lock:

@@ -30,8 +30,7 @@ from deepseek_backend.contract import (
     SamplingFieldSpec,
 )
 from deepseek_backend.field_values import check_characters, check_value, quoted, read_json
-from deepseek_backend.messages import read_messages
-from deepseek_backend.parsed_request import Prompt
+from deepseek_backend.messages import Prompt, read_messages
 
 
 class Problems:
@@ -72,6 +71,10 @@ _WORD_LISTS = {"bad_words": "bad", "stop_words": "stop"}
 """Names of lists in vLLM and TensorRT-LLM -> field. Clients also send them empty. A string there is not read, because
 its commas would part words in TensorRT-LLM."""
 _FOREIGN_NAMES = frozenset({"max_completion_tokens", *_WORD_LISTS, *_GUIDE_OBJECTS})
+_NUMBER_LENGTH = 40
+"""A longer string is not taken for a number."""
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class FieldReader:
@@ -94,7 +97,13 @@ class FieldReader:
         if "sampling_parameters" in inputs:
             self._read_sampling_json(inputs["sampling_parameters"])
         if parameters and parameters != "{}":  # "{}" is what most requests have, and reading it takes a microsecond
-            self._read_parameters(json.loads(parameters))
+            for name, value in self._with_own_names(json.loads(parameters)).items():
+                entry = _PARAMETERS.get(name)
+                if entry is not None:
+                    read, target = entry
+                    read(self, target, value)
+                elif name not in EXEMPT_PARAMETERS:
+                    self._unknown_parameter(name)
         for name, array in inputs.items():
             entry = _TENSORS.get(name)
             if entry is not None and (array.size or name in _LISTS):
@@ -112,15 +121,6 @@ class FieldReader:
             else:
                 self.problems.add(partial(_unknown_field, name))
 
-    def _read_parameters(self, parameters: Mapping[str, Any]) -> None:
-        for name, value in self._with_own_names(parameters).items():
-            entry = _PARAMETERS.get(name)
-            if entry is not None:
-                read, target = entry
-                read(self, target, value)
-            elif name not in EXEMPT_PARAMETERS:
-                self._unknown(name)
-
     def read_prompts(self, inputs: Mapping[str, npt.NDArray[Any]]) -> tuple[Prompt, ...]:
         given = [name for name in _PROMPTS if name in inputs and inputs[name].size]
         if len(given) > 1 and given[0] == "text_input" and not any(inputs["text_input"].flat):
@@ -129,14 +129,19 @@ class FieldReader:
             got = " and ".join(given) or "none"
             self.problems.add(f"text_input: expected a prompt in one of {', '.join(_PROMPTS)}, got {got}")
             return ()
-        array = inputs[given[0]]
-        if given[0] == "input_ids":
-            return self._token_ids(array)
-        if array.size > MAX_PROMPTS:
-            self.problems.add(f"{given[0]}: expected at most {MAX_PROMPTS} prompts, got {array.size}")
+        name, array = given[0], inputs[given[0]]
+        if name == "input_ids":
+            if array.size > MAX_INPUT_IDS:
+                self.problems.add(f"input_ids: expected at most {MAX_INPUT_IDS:,} token ids, got {array.size:,}")
+            elif (least := int(array.min())) < 0:
+                self.problems.add(f"input_ids: expected token ids from 0, got {least}")
+            else:
+                return (Prompt(token_ids=tuple(array.reshape(-1).tolist())),)
             return ()
-        read = self._text if given[0] == "text_input" else self._messages
-        return tuple([prompt for value in array.flat if (prompt := read(value)) is not None])
+        if array.size > MAX_PROMPTS:
+            self.problems.add(f"{name}: expected at most {MAX_PROMPTS} prompts, got {array.size}")
+            return ()
+        return tuple([prompt for value in array.flat if (prompt := self._prompt(name, value)) is not None])
 
     def read_template_kwargs(self, array: npt.NDArray[Any]) -> Mapping[str, Any]:
         kwargs = self._json_object("chat_template_kwargs", _first(array))
@@ -149,16 +154,7 @@ class FieldReader:
     def read_json_text(self, name: str, inputs: Mapping[str, npt.NDArray[Any]]) -> str | None:
         """Return the JSON text of an input; None where it was not given, or is no text."""
         value = _first(inputs.get(name))
-        if not value:
-            return None
-        if len(value) > MAX_CHAT_BYTES:
-            self.problems.add(f"{name}: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
-            return None
-        try:
-            return str(_decoded(value))
-        except UnicodeDecodeError as error:
-            self.problems.add(f"{name}: {_not_utf8(error)}")
-            return None
+        return self._text(name, value) if value else None
 
     def agreed(self, name: str, alias: str, *, default: bool) -> bool:
         """Return the value of a flag that has two names; `name` may be the name of a sampling field."""
@@ -170,40 +166,31 @@ class FieldReader:
             self.problems.add(f"{name}: expected one value, got {got}")
         return bool(value)
 
-    def _token_ids(self, array: npt.NDArray[Any]) -> tuple[Prompt, ...]:
-        if array.size > MAX_INPUT_IDS:
-            self.problems.add(f"input_ids: expected at most {MAX_INPUT_IDS:,} token ids, got {array.size:,}")
-            return ()
-        if (least := int(array.min())) < 0:
-            self.problems.add(f"input_ids: expected token ids from 0, got {least}")
-            return ()
-        return (Prompt(token_ids=tuple(array.reshape(-1).tolist())),)
-
-    def _text(self, value: bytes | str) -> Prompt | None:
-        if len(value) > MAX_CHAT_BYTES:  # a tokenizer takes seconds and hundreds of megabytes for more
-            self.problems.add(f"text_input: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
+    def _prompt(self, name: str, value: bytes | str) -> Prompt | None:
+        text = self._text(name, value)
+        if text is None:
             return None
-        try:
-            text = _decoded(value)
-        except UnicodeDecodeError as error:
-            self.problems.add(f"text_input: {_not_utf8(error)}")
-            return None
-        if not text:
+        if name == "text_input":
+            if text:
+                return Prompt(text=text)
             self.problems.add("text_input: expected a prompt, got an empty string")
             return None
-        return Prompt(text=text)
-
-    def _messages(self, value: bytes | str) -> Prompt | None:
-        if len(value) > MAX_CHAT_BYTES:
-            self.problems.add(f"messages: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
-            return None
         try:
-            return Prompt(messages=read_messages(_decoded(value)))
-        except UnicodeDecodeError as error:
-            self.problems.add(f"messages: {_not_utf8(error)}")
+            return Prompt(messages=read_messages(text))
         except ValueError as error:
             self.problems.add(str(error))
-        return None
+            return None
+
+    def _text(self, name: str, value: bytes | str) -> str | None:
+        # A tokenizer takes seconds and hundreds of megabytes for more.
+        if len(value) > MAX_CHAT_BYTES:
+            self.problems.add(f"{name}: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
+            return None
+        try:
+            return str(_decoded(value))
+        except UnicodeDecodeError as error:
+            self.problems.add(f"{name}: {_not_utf8(error)}")
+            return None
 
     def _with_own_names(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return `document` with other servers' names replaced by the contract's, and vLLM's guides taken apart."""
@@ -225,7 +212,7 @@ class FieldReader:
                 if name in _GUIDES:
                     self._rename(fields, alias, guide, f"guided_{name}")
                 else:
-                    self.problems.add(partial(_unknown_guide, alias, name))
+                    self.problems.add(partial(_unknown_guide, alias, name))  # the search for the nearest is slow
         return fields
 
     def _rename(self, fields: dict[str, Any], alias: str, value: object, name: str) -> None:
@@ -255,12 +242,19 @@ class FieldReader:
 
     def _field_tensor(self, field: SamplingFieldSpec, array: npt.NDArray[Any]) -> None:
         try:
-            self._set(field, _python_value(field, array))
+            one_or_all = array.reshape(-1).tolist() if field.many else array.item(0)
+            self._set(field, list(map(_decoded, one_or_all)) if field.many else _decoded(one_or_all))
         except UnicodeDecodeError as error:
             self.problems.add(f"{field.name}: {_not_utf8(error)}")
 
     def _field_parameter(self, field: SamplingFieldSpec, value: object) -> None:
-        self._set(field, _number(field, value) if isinstance(value, str) else value)
+        # Clients of Triton's vLLM backend write numbers as strings.
+        if isinstance(value, str) and len(value) <= _NUMBER_LENGTH and field.dtype not in (Dtype.STRING, Dtype.BOOL):
+            if field.dtype is Dtype.FP32:
+                value = float(value) if _DECIMAL.fullmatch(value) else value
+            else:
+                value = int(value) if _WHOLE.fullmatch(value) else value
+        self._set(field, value)
 
     def _set(self, field: SamplingFieldSpec, value: object) -> None:
         into = self.settings if field.name in _SETTINGS else self.sampling
@@ -279,37 +273,15 @@ class FieldReader:
             hint = ' (stop strings are "sampling_param_stop")' if name == "stop" else ""
             self.problems.add(f"{name}: expected true or false, got {quoted(value)}{hint}")
 
-    def _unknown(self, name: str) -> None:
+    def _unknown_parameter(self, name: str) -> None:
         mode = self._config.unknown_parameters
         if mode == "ignore" or any(fnmatch.fnmatchcase(name, pattern) for pattern in self._config.ignored_parameters):
             return
-        if mode == "error":
-            self.problems.add(partial(_unknown_parameter, name))
-        else:
-            self.warnings.add(partial(_unknown_parameter, name))
+        (self.problems if mode == "error" else self.warnings).add(partial(_unknown_parameter, name))
 
 
 def _first(array: npt.NDArray[Any] | None) -> Any:
     return None if array is None or not array.size else array.flat[0]
-
-
-def _number(field: SamplingFieldSpec, value: str) -> object:
-    """Return `value`, as a number where a client of Triton's vLLM backend wrote it as a string."""
-    if field.dtype in (Dtype.STRING, Dtype.BOOL) or len(value) > _NUMBER_LENGTH:
-        return value
-    if field.dtype is Dtype.FP32:
-        return float(value) if _DECIMAL.fullmatch(value) else value
-    return int(value) if _WHOLE.fullmatch(value) else value
-
-
-_NUMBER_LENGTH = 40
-"""A longer string is not taken for a number."""
-_WHOLE = re.compile(r"[+-]?[0-9]+")
-_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-
-
-def _python_value(field: SamplingFieldSpec, array: npt.NDArray[Any]) -> object:
-    return [_decoded(value) for value in array.reshape(-1).tolist()] if field.many else _decoded(array.item(0))
 
 
 def _decoded(value: Any) -> Any:

@@ -6,11 +6,14 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deepseek_backend.contract import MAX_JSON_DEPTH, Dtype, SamplingFieldSpec
 
+_MOST_LISTED = 8
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+"""A token id in the only way of writing it, so that no two keys mean the same token."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
@@ -25,9 +28,6 @@ def listed(values: Sequence[object]) -> str:
     """Return values as an error message lists them: a few, and how many more there are."""
     more = f" and {len(values) - _MOST_LISTED:,} more" if len(values) > _MOST_LISTED else ""
     return ", ".join(map(quoted, values[:_MOST_LISTED])) + more
-
-
-_MOST_LISTED = 8
 
 
 def read_json(text: str | bytes) -> Any:
@@ -58,7 +58,14 @@ def check_value(field: SamplingFieldSpec, value: object) -> Any:
     """
     if field.json:
         text, document = _check_json(field, value)
-        return _check_tokens(field, document) if field.by_token else text
+        if not field.by_token:
+            return text
+        if len(document) > field.max_items:
+            raise ValueError(f"{field.name}: expected at most {field.max_items:,} tokens, got {len(document):,}")
+        for token_id in document:
+            if not _TOKEN_ID.fullmatch(token_id):
+                raise ValueError(f"{field.name}: expected token ids from 0 as keys, got {quoted(token_id)}")
+        return {int(token_id): _check_float(field, number) for token_id, number in document.items()}
     if not field.many:
         return _CHECKS[field.dtype](field, value)
     values = value if isinstance(value, (list, tuple)) else [value]
@@ -95,19 +102,6 @@ def _check_json(field: SamplingFieldSpec, value: object) -> tuple[str, dict[str,
     if not isinstance(document, dict):
         raise ValueError(f"{field.name}: expected a JSON object, got {quoted(document)}")
     return _check_text(field, text), document
-
-
-def _check_tokens(field: SamplingFieldSpec, document: Mapping[str, Any]) -> dict[int, float]:
-    if len(document) > field.max_items:
-        raise ValueError(f"{field.name}: expected at most {field.max_items:,} tokens, got {len(document):,}")
-    for token_id in document:
-        if not _TOKEN_ID.fullmatch(token_id):
-            raise ValueError(f"{field.name}: expected token ids from 0 as keys, got {quoted(token_id)}")
-    return {int(token_id): _check_float(field, number) for token_id, number in document.items()}
-
-
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
-"""A token id in the only way of writing it, so that no two keys mean the same token."""
 
 
 def _check_bool(field: SamplingFieldSpec, value: object) -> bool:

@@ -32,6 +32,15 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt, in one of three forms. `messages` are rendered to text before an engine gets them."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] | None = None
+    messages: Messages | None = None
+
+
 def read_tool_use(tools: str | None, choice: str | None) -> ToolUse:
     """Return what the two inputs ask for; None stands for an input that was not given.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
@@ -30,8 +31,61 @@ from deepseek_backend.engines.generate_request import (
 )
 from deepseek_backend.errors import RequestError
 from deepseek_backend.field_reader import FieldReader
-from deepseek_backend.messages import NO_TOOLS, ToolUse, read_tool_use
-from deepseek_backend.parsed_request import ParsedRequest, Prompt
+from deepseek_backend.messages import NO_TOOLS, Prompt, ToolUse, read_tool_use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRequest:
+    task: str = "generate"
+    """One of contract.TASKS. The others generate nothing, and most of what follows means nothing to them."""
+    prompts: tuple[Prompt, ...] = ()
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_use: ToolUse = NO_TOOLS
+    streaming: bool = False
+    cumulative: bool = False
+    """Each chunk of a stream carries the whole text so far."""
+    stream_interval: int | None = None
+    """Number of tokens for which a stream's text may wait, to leave together. None: no such number."""
+    stream_interval_ms: int | None = None
+    """Milliseconds for which a stream's text may wait. None: no such time. Text leaves as soon as either bound is
+    reached, and at once where neither is given."""
+    stop: bool = False
+    """End the running request that has this request's id. Besides it only return_finish_reason counts."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = 0
+    request_type: RequestType = "context_and_generation"
+    handover: ContextHandover | None = None
+    """The end of the context phase, where another server did that."""
+    priority: int = 0
+    timeout_ms: int | None = None
+    timeout_us: int = 0
+    """Triton's own timeout in microseconds, where it came in the body; 0 means none."""
+    echo: bool = False
+    """Put the prompt before the text."""
+    separate_reasoning: bool = False
+    returned: frozenset[str] = frozenset()
+    """Names of the outputs asked for, beyond those that every response has."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Another server does, or did, the other part of the request."""
+        return self.request_type != "context_and_generation" or self.handover is not None
+
+    @property
+    def wants_few_chunks(self) -> bool:
+        """A stream's text may wait for more, to leave in fewer chunks."""
+        return self.stream_interval is not None or self.stream_interval_ms is not None
+
+    @property
+    def num_choices(self) -> int:
+        """Number of answers to each prompt that are returned."""
+        return self.sampling.n or 1
+
+    @property
+    def num_sequences_per_prompt(self) -> int:
+        """Number of answers to each prompt that are generated."""
+        return max(self.sampling.best_of or 1, self.num_choices)
+
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +109,32 @@ def parse_request(
         _raise_problems(reader)
         return ParsedRequest(task=task)
     prompts = reader.read_prompts(inputs)
-    _check_task(reader, task, prompts)
-    template_kwargs = _template_kwargs(reader, inputs, prompts)
-    tool_use = _tool_use(reader, inputs, prompts, template_kwargs)
+    has_ids = any(prompt.token_ids is not None for prompt in prompts)
+    template_kwargs, tool_use = _read_chat_inputs(reader, inputs, prompts)
     streaming = reader.agreed("streaming", "stream", default=False)
-    echo = _echo(reader, prompts, config)
+    no_echo = config.default_sampling.get("exclude_input_from_output", True)
+    echo = not reader.agreed("exclude_input_from_output", "exclude_input_in_output", default=no_echo)
+    if echo and has_ids:
+        reader.problems.add("exclude_input_from_output: false needs a prompt in text, got input_ids")
+    if task == "tokenize" and has_ids:
+        reader.problems.add("task: tokenize expects text_input or messages, got input_ids")
+    elif task == "detokenize" and prompts and not has_ids:
+        reader.problems.add("task: detokenize expects input_ids, got text")
     fields = _with_defaults(reader, config, streaming=streaming)
     returned = _returned(reader.flags, fields)
     request_type = reader.settings.get("request_type", "context_and_generation")
     handover = _handover(reader, inputs, request_type)
     if handover is not None or request_type == "context_only":
         _check_shareable(reader, task, fields, len(prompts))
-    _check_together(reader, fields, len(prompts), config, streaming=streaming)
+    if not _YIELDING.isdisjoint(fields):
+        for problem in contradictions(fields, config.default_max_tokens, streaming=streaming):
+            reader.problems.add(problem)
+        answers = max(fields.get("n") or 1, fields.get("best_of") or 1)
+        if len(prompts) * answers > MAX_SEQUENCES_OF_REQUEST:
+            reader.problems.add(
+                f"n, best_of: expected at most {MAX_SEQUENCES_OF_REQUEST:,} answers to all prompts together, got "
+                f"{len(prompts):,} prompts with {answers} each"
+            )
     _raise_problems(reader)
     if streaming and not config.decoupled:
         raise RequestError(_ONE_RESPONSE, code=ErrorCode.UNSUPPORTED)
@@ -80,7 +148,9 @@ def parse_request(
     if "seed" in fields:
         fields["seed"] %= 2**64
     sampling = SamplingParams.of(fields)
-    stream_interval, stream_interval_ms = _stream_interval(settings, config)
+    intervals = settings.get("stream_interval"), settings.get("stream_interval_ms")
+    if intervals == (None, None):
+        intervals = config.stream_interval, config.stream_interval_ms
     return ParsedRequest(
         task=task,
         prompts=prompts,
@@ -88,8 +158,8 @@ def parse_request(
         tool_use=tool_use,
         streaming=streaming,
         cumulative=settings.get("stream_mode", config.stream_mode) == "cumulative",
-        stream_interval=stream_interval,
-        stream_interval_ms=stream_interval_ms,
+        stream_interval=intervals[0],
+        stream_interval_ms=intervals[1],
         sampling=sampling,
         max_tokens=sampling.max_tokens or config.default_max_tokens,
         request_type=request_type,
@@ -156,21 +226,16 @@ def _with_defaults(reader: FieldReader, config: BackendConfig, *, streaming: boo
     return fields
 
 
-def _template_kwargs(
+def _read_chat_inputs(
     reader: FieldReader, inputs: Mapping[str, npt.NDArray[Any]], prompts: Sequence[Prompt]
-) -> dict[str, Any]:
-    if "chat_template_kwargs" not in inputs:
-        return {}
-    kwargs = dict(reader.read_template_kwargs(inputs["chat_template_kwargs"]))
-    if kwargs and not any(prompt.messages is not None for prompt in prompts):
-        reader.problems.add("chat_template_kwargs: expected beside messages only, because nothing else is rendered")
-    return kwargs
-
-
-def _tool_use(
-    reader: FieldReader, inputs: Mapping[str, npt.NDArray[Any]], prompts: Sequence[Prompt], kwargs: dict[str, Any]
-) -> ToolUse:
-    """Return the tools. Those among the template's arguments, where vLLM's clients put them, are taken from there."""
+) -> tuple[dict[str, Any], ToolUse]:
+    """Return the chat template's arguments and the tools, which vLLM's clients put among these arguments."""
+    kwargs: dict[str, Any] = {}
+    has_messages = any(prompt.messages is not None for prompt in prompts)
+    if "chat_template_kwargs" in inputs:
+        kwargs = dict(reader.read_template_kwargs(inputs["chat_template_kwargs"]))
+        if kwargs and not has_messages:
+            reader.problems.add("chat_template_kwargs: expected beside messages only, because nothing else is rendered")
     tools, choice = (reader.read_json_text(name, inputs) for name in ("tools", "tool_choice"))
     if kwargs.get("tools"):
         if tools:
@@ -178,14 +243,14 @@ def _tool_use(
         tools = json.dumps(kwargs["tools"])
     kwargs.pop("tools", None)
     if not tools and not choice:
-        return NO_TOOLS
-    if not any(prompt.messages is not None for prompt in prompts):
+        return kwargs, NO_TOOLS
+    if not has_messages:
         reader.problems.add("tools, tool_choice: expected beside messages only, because nothing else is rendered")
     try:
-        return read_tool_use(tools, choice)
+        return kwargs, read_tool_use(tools, choice)
     except ValueError as error:
         reader.problems.add(str(error))
-        return NO_TOOLS
+        return kwargs, NO_TOOLS
 
 
 def _handover(
@@ -212,38 +277,12 @@ def _check_shareable(reader: FieldReader, task: str, fields: Mapping[str, Any], 
         f"a generation, got task {task}": task != "generate",
         f"one prompt, got {num_prompts}": num_prompts > 1,
         "one answer; leave out n and best_of": max(fields.get("n") or 1, fields.get("best_of") or 1) > 1,
-        "no log-probabilities": not _LOGPROBS.isdisjoint(fields),
+        "no log-probabilities": bool(fields.keys() & {"logprobs", "prompt_logprobs"}),
     }
-    for problem in [problem for problem, found in problems.items() if found]:
+    for problem in [problem for problem, applies in problems.items() if applies]:
         reader.problems.add(
             f"request_type: expected {problem}; a generation server does the whole of any other request"
         )
-
-
-_LOGPROBS = frozenset({"logprobs", "prompt_logprobs"})
-
-
-def _check_task(reader: FieldReader, task: str, prompts: Sequence[Prompt]) -> None:
-    has_ids = any(prompt.token_ids is not None for prompt in prompts)
-    if task == "tokenize" and has_ids:
-        reader.problems.add("task: tokenize expects text_input or messages, got input_ids")
-    elif task == "detokenize" and prompts and not has_ids:
-        reader.problems.add("task: detokenize expects input_ids, got text")
-
-
-def _stream_interval(settings: Mapping[str, Any], config: BackendConfig) -> tuple[int | None, int | None]:
-    """Return (tokens, milliseconds) of the request, or of the model where the request gives neither."""
-    if "stream_interval" in settings or "stream_interval_ms" in settings:
-        return settings.get("stream_interval"), settings.get("stream_interval_ms")
-    return config.stream_interval, config.stream_interval_ms
-
-
-def _echo(reader: FieldReader, prompts: Sequence[Prompt], config: BackendConfig) -> bool:
-    default = config.default_sampling.get("exclude_input_from_output", True)
-    echo = not reader.agreed("exclude_input_from_output", "exclude_input_in_output", default=default)
-    if echo and any(prompt.token_ids is not None for prompt in prompts):
-        reader.problems.add("exclude_input_from_output: false needs a prompt in text, got input_ids")
-    return echo
 
 
 def _returned(flags: Mapping[str, bool], fields: dict[str, Any]) -> frozenset[str]:
@@ -263,21 +302,6 @@ _RETURNED = {tensor.name: tensor.name.removeprefix("return_") for tensor in INPU
 _FIELDS_WITH_OUTPUTS = frozenset({"logprobs", "prompt_logprobs", "best_of"})
 """Fields that ask for an output, or need logprobs, without a flag."""
 _NO_OUTPUTS: frozenset[str] = frozenset()
-
-
-def _check_together(
-    reader: FieldReader, fields: Mapping[str, Any], num_prompts: int, config: BackendConfig, *, streaming: bool
-) -> None:
-    if _YIELDING.isdisjoint(fields):
-        return
-    for problem in contradictions(fields, config.default_max_tokens, streaming=streaming):
-        reader.problems.add(problem)
-    answers = max(fields.get("n") or 1, fields.get("best_of") or 1)
-    if num_prompts * answers > MAX_SEQUENCES_OF_REQUEST:
-        reader.problems.add(
-            f"n, best_of: expected at most {MAX_SEQUENCES_OF_REQUEST:,} answers to all prompts together, got "
-            f"{num_prompts:,} prompts with {answers} each"
-        )
 
 
 def _raise_problems(reader: FieldReader) -> None:

@@ -6,6 +6,9 @@ has the record of a vLLM version under the same name, which `engines/vllm` reads
 
 from __future__ import annotations
 
+import importlib
+import logging
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,11 @@ import yaml
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS
 from deepseek_backend.errors import UNREADABLE_YAML, ConfigError
 
+logger = logging.getLogger(__name__)
+
+_ITS_FIELD = {field.name: "guided_decoding" for field in SAMPLING_FIELDS if field.guided}
+"""Our field -> the field of TensorRT-LLM's SamplingParams that carries it, where the names differ."""
+_FIELD_TYPES: dict[str, type] = {"str": str, "int": int}
 FILE_NAME = "release.yaml"
 _OPTIONS = ("allow_version_mismatch",)
 
@@ -86,12 +94,28 @@ class EngineRelease:
         It is needed because the samplers of 1.0 to 1.2 accept many fields and ignore them.
         """
         section = self.record["sampler"]
-        name = next(rule["sampler"] for rule in section["choose"] if _holds(rule["when"], llm_args))
+        name = next(
+            rule["sampler"]
+            for rule in section["choose"]
+            if all(_matches(value, llm_args, path) for path, value in rule["when"].items())
+        )
         sampler = section["samplers"][name]
-        reasons = self._refusals(sampler, llm_args)
+        needs = section["needs"]
+        missing = [need for need in needs if not _matches(need.get("value", "any"), llm_args, need["llm_arg"])]
+        refusals = [*section["lacks"], *missing, *sampler.get("fails", ()), *sampler["ignores"]]
+        reasons = {
+            field: f"TensorRT-LLM {self.version}: {entry['why']}" for entry in refusals for field in entry["fields"]
+        }
         gives = sampler.get("logprobs", {})
         honoured = {*section["always"], *sampler["honours"]["fields"]} - reasons.keys()
         unknown = f"not established for the {name} of TensorRT-LLM {self.version}"
+        formats_refused = ""
+        # A record of an earlier version of this project may not have the feature.
+        tags = self.record.get("features", {}).get("structural_tags_with_format", {})
+        if tags.get("supported") is not True:
+            formats_refused = f"TensorRT-LLM {self.version} has no structural tags with a format"
+        elif llm_args.get("guided_decoding_backend") != "xgrammar":
+            formats_refused = "only guided_decoding_backend: xgrammar has structural tags"
         return SamplerSupport(
             sampler=name,
             fields=frozenset(field for field in SAMPLING_BY_NAME if _ITS_FIELD.get(field, field) in honoured),
@@ -105,33 +129,16 @@ class EngineRelease:
                 for entry in section["conflicts"]
             ),
             logprobs=LogprobSupport(of=gives["of"], most=gives["most"]) if "logprobs" in honoured else None,
-            formats_refused=self._formats_refused(llm_args),
+            formats_refused=formats_refused,
         )
 
-    def _formats_refused(self, llm_args: Mapping[str, Any]) -> str:
-        features = self.record.get("features", {})  # a record of an earlier version of this project may not have it
-        if features.get("structural_tags_with_format", {}).get("supported") is not True:
-            return f"TensorRT-LLM {self.version} has no structural tags with a format"
-        if llm_args.get("guided_decoding_backend") != "xgrammar":
-            return "only guided_decoding_backend: xgrammar has structural tags"
-        return ""
 
-    def _refusals(self, sampler: Mapping[str, Any], llm_args: Mapping[str, Any]) -> dict[str, str]:
-        """Return, by TensorRT-LLM's name of the field, why it can't be asked for."""
-        section = self.record["sampler"]
-        missing = [entry for entry in section["needs"] if not _is_met(entry, llm_args)]
-        entries = [*section["lacks"], *missing, *sampler.get("fails", ()), *sampler["ignores"]]
-        return {field: f"TensorRT-LLM {self.version}: {entry['why']}" for entry in entries for field in entry["fields"]}
-
-
-_ITS_FIELD = {field.name: "guided_decoding" for field in SAMPLING_FIELDS if field.guided}
-"""Our field -> the field of TensorRT-LLM's SamplingParams that carries it, where the names differ."""
-
-
-def _is_met(need: Mapping[str, Any], llm_args: Mapping[str, Any]) -> bool:
-    """Whether the argument has the value that is needed, or any value where none is named."""
-    given = llm_args.get(need["llm_arg"])
-    return bool(given == need["value"]) if "value" in need else given is not None
+def _matches(value: Any, llm_args: Mapping[str, Any], path: str) -> bool:
+    """Whether the argument at `path`, names joined by dots, has this value; "any" stands for any but null."""
+    argument: Any = llm_args
+    for name in path.split("."):
+        argument = argument.get(name) if isinstance(argument, Mapping) else None
+    return argument is not None if value == "any" else bool(argument == value)
 
 
 def is_release(installed: str, version: str) -> bool:
@@ -198,16 +205,30 @@ def recorded_version(version_dir: Path) -> str:
     return str(record["vllm"]) if "vllm" in record else read_release(version_dir).version
 
 
-def _holds(conditions: Mapping[str, Any], llm_args: Mapping[str, Any]) -> bool:
-    return all(_matches(wanted, _at(llm_args, path)) for path, wanted in conditions.items())
+def apply_quirks(release: Mapping[str, Any]) -> list[str]:
+    """Supply the names that TensorRT-LLM imports from a package that is too old in the container to have them.
 
+    Call it before tensorrt_llm is imported. A name is supplied only where it is missing: a newer package is left alone.
+    The engine's workers have the same faults, and get the names through `process/overlay/sitecustomize.py`: start.sh
+    puts that folder on PYTHONPATH.
 
-def _matches(wanted: Any, given: Any) -> bool:
-    return given is not None if wanted == "any" else bool(given == wanted)
-
-
-def _at(llm_args: Mapping[str, Any], path: str) -> Any:
-    value: Any = llm_args
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+    :returns: `module.name` of everything supplied; each is logged too.
+    """
+    supplied = []
+    for quirk in release["quirks"]:
+        for missing in quirk.get("missing_names", ()):
+            try:
+                module = importlib.import_module(missing["module"])
+            except ModuleNotFoundError:
+                continue  # TensorRT-LLM's own message about the missing package is better
+            if hasattr(module, missing["name"]):
+                continue
+            # A class with the base and the fields of the newer package's is enough for its import.
+            package, _, base = missing["base"].rpartition(".")
+            made = types.new_class(missing["name"], (getattr(importlib.import_module(package), base),))
+            made.__module__ = missing["module"]
+            made.__annotations__ = {name: _FIELD_TYPES[kind] for name, kind in missing["fields"].items()}
+            setattr(module, missing["name"], made)
+            supplied.append(f"{missing['module']}.{missing['name']}")
+            logger.warning("supplied %s: %s (quirk %s)", supplied[-1], quirk["what"], quirk["id"])
+    return supplied

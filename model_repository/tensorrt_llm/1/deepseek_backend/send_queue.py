@@ -1,18 +1,93 @@
-"""The send queue: which request is served next, and what delivery knows of each."""
+"""The send queue: which request is served next, and what delivery knows of each, steps that nobody has taken too."""
 
 from __future__ import annotations
 
 import heapq
 import math
+import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import count
+from itertools import chain, count
 from weakref import ref
 
-from deepseek_backend.active_request import ActiveRequest
-from deepseek_backend.pending_steps import MAX_STEPS, PendingSteps
-from deepseek_backend.states import RequestState
+from deepseek_backend.active_request import ActiveRequest, RequestState
+from deepseek_backend.engines.base import Step
+
+MAX_STEPS = 32
+"""Most steps of one sequence that wait for the request's turn, or for the end of an answer that is not streamed."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingSteps:
+    """Steps of one sequence, in order. The step queue appends to `steps`; whoever holds `lock` takes them out."""
+
+    index: int
+    """Number of the sequence within its request."""
+    is_watched: bool
+    """A stop string may end the answer, so every step is taken at once and by itself."""
+    is_eager: bool
+    """Every step is looked at: a stop string may end the answer, or how much waits decides when it is sent."""
+    steps: list[Step] = field(default_factory=list)
+    is_noted: bool = False
+    """Whoever serves the request next finds `steps`. Further ones need no look, as long as they are few."""
+    first_s: float = 0.0
+    """Time at which the sequence's first step came, by time.monotonic()."""
+    last_s: float = 0.0
+    """Time at which the sequence's last step so far came, by time.monotonic()."""
+    taken_s: float = 0.0
+    """Time at which the last step that has been taken came; 0 while none has been taken."""
+    last_token_s: float | None = None
+    """Time at which the last tokens that have been taken came. None: there were none."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while steps are taken and given to the request, so that they stay in order."""
+
+    def take(self) -> list[tuple[float, Step]]:
+        """Take out what waits, each step with the time at which it came.
+
+        Steps are joined where that changes nothing; the sequence's first step stays by itself, because its time is
+        measured. Steps that came together share the time between them.
+        """
+        self.is_noted = False  # first: a step that comes from now on is looked at
+        steps = self.steps[:]
+        del self.steps[: len(steps)]  # steps that the step queue has appended meanwhile stay
+        if self.taken_s and steps and not self.is_watched and steps[-1].error is None:  # nearly always
+            self.taken_s = self.last_s
+            return [(self.last_s, joined(steps)[0])]
+        first = [] if self.taken_s else steps[:1]
+        taken = [(self.first_s, step) for step in first]
+        rest, since_s = steps[len(first) :], self.taken_s or self.first_s
+        if not self.is_watched:  # joined, a step after the one with the stop string would count as well
+            rest = joined(rest)
+        share = (self.last_s - since_s) / len(rest) if rest else 0.0
+        taken += [(since_s + number * share, step) for number, step in enumerate(rest, start=1)]
+        if taken:
+            self.taken_s = taken[-1][0]
+        return taken
+
+
+def joined(steps: list[Step]) -> list[Step]:
+    """Return one step that says what `steps` say one after the other; an error stays a step of its own."""
+    if len(steps) < 2:
+        return steps
+    first, last = steps[0], steps[-1]
+    if last.error is not None:
+        return [*joined(steps[:-1]), last]
+    return [
+        Step(
+            text="".join([step.text for step in steps]),
+            token_ids=list(chain.from_iterable([step.token_ids for step in steps])),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            num_input_tokens=last.num_input_tokens or first.num_input_tokens,
+            logprobs=list(chain.from_iterable([step.logprobs for step in steps])),
+            prompt_logprobs=first.prompt_logprobs,
+            num_cached_tokens=last.num_cached_tokens or first.num_cached_tokens,
+            perf_metrics=last.perf_metrics,
+            handover=last.handover,
+        )
+    ]
 
 
 class Urgency(Enum):
@@ -87,10 +162,13 @@ class QueueEntry:
         if not active.parsed.streaming:
             return Urgency.NONE
         if not active.has_news():
-            return Urgency.RUNNING if self._has_steps() else Urgency.NONE
+            return Urgency.RUNNING if any(pending.steps for pending in self.pending) else Urgency.NONE
         if not active.has_sent:
             return Urgency.URGENT
-        return Urgency.HELD if self._is_held(now) else Urgency.RUNNING
+        if not self.wants_few_chunks or active.has_unsent_end or now >= self.due_s:
+            return Urgency.RUNNING
+        interval = active.parsed.stream_interval
+        return Urgency.HELD if interval is None or active.num_tokens_waiting < interval else Urgency.RUNNING
 
     def must_take(self, pending: PendingSteps) -> bool:
         """Whether the sequence's steps have to be taken now; otherwise the thread that serves the request next will."""
@@ -101,18 +179,6 @@ class QueueEntry:
         if last.finish_reason is not None or last.error is not None or pending.is_watched or not self.has_tokens:
             return True
         return len(pending.steps) >= MAX_STEPS or (self.wants_few_chunks and not self.queue_state.in_line)
-
-    def _has_steps(self) -> bool:
-        if len(self.pending) == 1:  # nearly always
-            return bool(self.pending[0].steps)
-        return any(pending.steps for pending in self.pending)
-
-    def _is_held(self, now: float) -> bool:
-        active = self.active
-        if not self.wants_few_chunks or active.has_unsent_end or now >= self.due_s:
-            return False
-        interval = active.parsed.stream_interval
-        return interval is None or active.num_tokens_waiting < interval
 
 
 RESPONSES_PER_S = 10_000
@@ -163,7 +229,13 @@ class SendQueue:
 
     def pick(self, now: float) -> QueueEntry | None:
         """Take out the entry to be served next; None where none may be served now."""
-        self._queue_due(now)
+        while self._held and (self._held[0][0] <= now or self.stopping):  # held back long enough
+            held = heapq.heappop(self._held)[2]()
+            if held is not None:
+                held.is_listed = False
+                if held.queue_state is QueueState.HELD:
+                    held.queue_state = QueueState.IDLE
+                    self.put(held, math.inf if self.stopping else now)
         _drop_stale(self._urgent, QueueState.URGENT)
         _drop_stale(self._running, QueueState.RUNNING)
         queue = self._urgent
@@ -195,17 +267,6 @@ class SendQueue:
 
     def _may_run(self, now: float) -> bool:
         return now >= self._allowed_s or self.stopping
-
-    def _queue_due(self, now: float) -> None:
-        """Queue the entries that have been held back long enough."""
-        while self._held and (self._held[0][0] <= now or self.stopping):
-            entry = heapq.heappop(self._held)[2]()
-            if entry is None:
-                continue
-            entry.is_listed = False
-            if entry.queue_state is QueueState.HELD:
-                entry.queue_state = QueueState.IDLE
-                self.put(entry, math.inf if self.stopping else now)
 
 
 def _drop_stale(queue: deque[QueueEntry], state: QueueState) -> None:

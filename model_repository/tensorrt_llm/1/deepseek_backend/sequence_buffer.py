@@ -19,7 +19,7 @@ from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, TokenLogprobs
 from deepseek_backend.engines.generate_request import ContextHandover
 from deepseek_backend.engines.tags import ends_inside
-from deepseek_backend.parsed_request import ParsedRequest
+from deepseek_backend.parsing import ParsedRequest
 
 Outputs = list[tuple[str, npt.NDArray[Any]]]
 """(output name, array of the dtype that contract.OUTPUTS declares)"""

@@ -40,8 +40,7 @@ from deepseek_backend.errors import (
     describe,
 )
 from deepseek_backend.field_values import quoted
-from deepseek_backend.parsed_request import ParsedRequest
-from deepseek_backend.parsing import parse_request
+from deepseek_backend.parsing import ParsedRequest, parse_request
 from deepseek_backend.sequence_buffer import task_outputs
 from deepseek_backend.watcher import ServerAbove, TokenClock, Watcher, readiness
 

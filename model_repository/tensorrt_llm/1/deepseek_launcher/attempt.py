@@ -8,21 +8,209 @@ output stays in the pipe, and the command waits.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 
-from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, kill_all, remove_shared_memory, terminate_servers
-from deepseek_launcher.options import StillRunningError
-from deepseek_launcher.output import Lines, OutputReader
-from deepseek_launcher.phases import cause_of, lost_node_of
-from deepseek_launcher.processes import END_NOW, KILLED_CODE, ORDERLY, ChildProcess, Process, how_ended
+from deepseek_launcher import launch_tag, launches, processes
+from deepseek_launcher.command import option
+from deepseek_launcher.launch_tag import (
+    LAUNCH_VARIABLE,
+    LaunchTag,
+    SupervisorGuard,
+    kill_all,
+    remove_shared_memory,
+    terminate_servers,
+)
+from deepseek_launcher.launches import LaunchRecord, LaunchRecordFile
+from deepseek_launcher.options import LauncherError, Policy, RunOptions, StillRunningError
+from deepseek_launcher.output import Lines, OutputReader, OutputWriter
+from deepseek_launcher.processes import (
+    END_NOW,
+    KILLED_CODE,
+    ORDERLY,
+    ChildProcess,
+    Process,
+    Signals,
+    StopRequests,
+    how_ended,
+)
 from deepseek_launcher.rank import is_alive_event
-from deepseek_launcher.server_watch import LEAVE_S, HealthAnswer, ServerHealth, StubWatch
-from deepseek_launcher.supervision import End, Outcome, Supervision
-from deepseek_launcher.world import Rank, World
+from deepseek_launcher.server_watch import LEAVE_S, PATIENCE_S, ServerHealth, StubWatch
+from deepseek_launcher.world import Rank, World, cause_of, lost_node_of
+
+_LONGEST_DELAY_S = 60
+_PROVEN_S = 600
+"""An attempt that was ready for this long sets the count of restarts back to zero."""
+
+
+class End(Enum):
+    """How an attempt ended."""
+
+    STOPPED = "stopped"
+    """A stop was requested."""
+    DONE = "done"
+    """The command ended with 0 by itself."""
+    FATAL = "fatal"
+    """Something failed."""
+    DEADLINE = "deadline"
+    """It was not ready in time."""
+    DISAGREEMENT = "disagreement"
+    """The nodes would serve different files, and would do so again after a restart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of one attempt."""
+
+    end: End
+    exit_code: int
+    reason: str = ""
+    ready_s: float | None = None
+    """Seconds since it first became ready; None when it never did."""
+
+
+class Restarts:
+    """Counts the restarts and applies the policy."""
+
+    def __init__(self, policy: Policy, most: int) -> None:
+        self.done = 0
+        """Number of restarts since the server was last ready for ten minutes."""
+        self._policy = policy
+        self._most = most
+
+    def delay_s(self, outcome: Outcome) -> float | None:
+        """Return the seconds to wait before the next attempt; None when there is to be no further one."""
+        if outcome.end in (End.STOPPED, End.DISAGREEMENT) or self._policy == "never":
+            return None
+        # A server that never became ready would need an hour to fail again, nearly always for the same reason.
+        if self._policy != "always" and (outcome.end is not End.FATAL or outcome.ready_s is None):
+            return None
+        if (outcome.ready_s or 0) >= _PROVEN_S:
+            self.done = 0
+        if self.done >= self._most:
+            return None
+        self.done += 1
+        return float(min(_LONGEST_DELAY_S, 2 ** (self.done - 1)))
+
+
+class Supervision:
+    """State that all attempts of a supervisor share: signals, output, record, the launch's processes.
+
+    Make it in the main thread, after the guard, and use it only there.
+    """
+
+    def __init__(self, options: RunOptions, tag: LaunchTag, models: list[str], guard: SupervisorGuard | None) -> None:
+        self.options = options
+        self.tag = tag
+        # With --model-control-mode, models and their stubs come and go on request.
+        models_stay = option(options.command, "--model-control-mode") is None
+        self.models = models if models_stay else []
+        # A program that runs a server of its own (serve) may want one that stays up without its model: on_fatal.
+        self.watches_stubs = models_stay and options.with_parent is None
+        self.spare = () if guard is None else (guard.pid,)
+        self.num_restarts = 0
+        self.stop = StopRequests(options.exit_timeout_s + PATIENCE_S)
+        self.is_stuck = False
+        """Whether processes could not be killed, so that nothing may be started again."""
+        self._signals = Signals((*ORDERLY, signal.SIGQUIT, END_NOW))
+        processes.adopt_orphans()
+        self.stdout, self._stderr = OutputWriter(1), OutputWriter(2)
+        self._record_file = self._write_record()
+        # The lock on a generated repository's stamp tells `deepseek-triton build` not to replace it until this process
+        # has ended. The kernel keeps it with the file, so that it is seen outside a container too.
+        for stamp in options.repository.glob("*/deepseek-triton.json") if options.repository else ():
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(os.open(stamp, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        self.set_ready(False)  # a supervisor that was killed with its guard, or a crash, may have left the file
+
+    def take_signals(self, timeout_s: float) -> bool:
+        """Wait for signals and reap children; return True when an orderly stop was requested for the first time."""
+        is_first = False
+        for signum in self._signals.wait(timeout_s):
+            if self.stop.take(signum):
+                is_first = True
+                patience_s = self.options.exit_timeout_s + PATIENCE_S
+                self.say(f"stopping, within {patience_s:g} s; a second signal ends it at once")
+                self.record_state("stopping")
+        # Asked at each tick: the signal at a parent's death also comes when just the thread that started us ends.
+        if self.options.with_parent not in (None, os.getppid()):
+            self.stop.end_now = True
+        processes.reap()
+        return is_first
+
+    def pause(self, seconds: float) -> bool:
+        """Wait; return False when a stop was requested meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not self.stop.stopping:
+            self.take_signals(left)
+        return not self.stop.stopping
+
+    def members(self) -> list[Process]:
+        return launch_tag.members(self.tag, spare=self.spare)
+
+    def close(self) -> None:
+        """Remove the ready file and the record, and give the output 2 s to be written."""
+        self.set_ready(False)
+        if self._record_file is not None:
+            self._record_file.close()
+        self.stdout.flush(2)
+        self._stderr.flush(2)
+
+    def say(self, text: str) -> None:
+        """Write a line of the supervisor's own to stderr."""
+        self._stderr.write(f"deepseek-triton: {text}\n".encode("utf-8", errors="replace"))
+
+    def record_state(self, state: str) -> None:
+        if self._record_file is not None:
+            self._record_file.update(state=state, restarts=self.num_restarts)
+
+    def restore_record(self) -> None:
+        """Write the record again if it is gone, as after a cleanup of /tmp or the end of the user's last session."""
+        if self._record_file is not None:
+            self._record_file.restore()
+
+    def set_ready(self, ready: bool) -> None:
+        """Make or remove the ready file."""
+        path = self.options.ready_file
+        if path is None:
+            return
+        try:
+            if ready:
+                path.touch()
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            self.say(f"--ready-file {path}: {error.strerror}")
+
+    def _write_record(self) -> LaunchRecordFile | None:
+        """Write this launch's record; None where that fails, for the server runs without it all the same."""
+        me = processes.look_up(os.getpid())
+        if me is None:
+            raise LauncherError("/proc shows nothing of this process: it has to be mounted")
+        repository = self.options.repository
+        record = LaunchRecord(
+            id=self.tag.launch,
+            pid=me.pid,
+            started=me.started,
+            namespace=launches.namespace(),
+            state="loading",
+            ports=self.options.ports,
+            repository=str(repository.absolute()) if repository else None,
+            restarts=0,
+            exit_timeout_s=self.options.exit_timeout_s,
+        )
+        try:
+            return LaunchRecordFile(record)
+        except (LauncherError, OSError) as error:
+            self.say(f"goes on without being listed: {error}")
+            return None
+
 
 DEADLINE_CODE = 4
 _TICK_S = 0.2
@@ -85,13 +273,12 @@ class Attempt:
             address, self._options.http_port, supervision.models, every_s=self._options.health_every_s
         )
         try:
-            outcome = self._watch()
+            return self._watch()
         finally:
             self._health.close()
             supervision.set_ready(False)
             self._clear_away()
             self._reader.join(2)
-        return outcome
 
     def _take_line(self, line: str) -> bool:
         """Learn from a line of output; return whether to pass it on. Called in the reader's thread."""
@@ -109,7 +296,12 @@ class Attempt:
         stop = supervision.stop
         while True:
             if supervision.take_signals(_TICK_S if self._ready_at is None or stop.stopping else _READY_TICK_S):
-                self._stop_orderly()
+                # tritonserver drains while the engine's workers go on; its end ends the rest.
+                supervision.set_ready(False)
+                has_server = terminate_servers(supervision.members())
+                if not has_server and self._options.ranks == 1:
+                    self._child.send(signal.SIGTERM)
+                self._nothing_to_drain = not has_server and self._options.ranks > 1
             if self._child.exit_code is not None:
                 return self._ended(self._child.exit_code)
             outcome = self._check_stop() if stop.stopping else self._check()
@@ -117,14 +309,6 @@ class Attempt:
                 self._is_over = True
                 self._end_by_force()
                 return outcome
-
-    def _stop_orderly(self) -> None:
-        """Let tritonserver drain while the engine's workers go on; its end ends the rest."""
-        self._supervision.set_ready(False)
-        has_server = terminate_servers(self._supervision.members())
-        if not has_server and self._options.ranks == 1:
-            self._child.send(signal.SIGTERM)
-        self._nothing_to_drain = not has_server and self._options.ranks > 1
 
     def _check_stop(self) -> Outcome | None:
         """Return the outcome when the stop may not go on any longer."""
@@ -191,11 +375,16 @@ class Attempt:
         answer = health.answer
         self._misses = 0 if answer.ready else self._misses + 1
         if answer.ready and not self._is_ready:
-            self._became_ready()
+            self._set_ready()
         elif self._is_ready and not answer.ready and (answer.answered or self._misses == _MISSES):
-            self._stopped_answering(answer)
+            # It is only reported: a server that has too much to do must not be ended for it.
+            self._is_ready = False
+            self._supervision.set_ready(False)
+            self._supervision.record_state("not ready")
+            what = "not ready" if answer.answered else f"does not answer, {_MISSES} times now"
+            self._supervision.say(f"{what} ({answer.problem}); its processes run, nothing is done about it")
 
-    def _became_ready(self) -> None:
+    def _set_ready(self) -> None:
         supervision = self._supervision
         if self._ready_at is None:
             self._ready_at = time.monotonic()
@@ -207,15 +396,6 @@ class Attempt:
         self._is_ready = True
         supervision.set_ready(True)
         supervision.record_state("ready")
-
-    def _stopped_answering(self, answer: HealthAnswer) -> None:
-        """Report it, and do nothing else: a server that has too much to do must not be ended for it."""
-        supervision = self._supervision
-        self._is_ready = False
-        supervision.set_ready(False)
-        supervision.record_state("not ready")
-        what = "not ready" if answer.answered else f"does not answer, {_MISSES} times now"
-        supervision.say(f"{what} ({answer.problem}); its processes run, nothing is done about it")
 
     def _fatal(self, reason: str, code: int) -> Outcome:
         cause = self._lost_node or next(filter(None, map(cause_of, reversed(list(self._tail)))), None)

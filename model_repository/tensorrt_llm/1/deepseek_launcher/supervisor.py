@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from deepseek_launcher import launches
-from deepseek_launcher.attempt import Attempt
+from deepseek_launcher.attempt import Attempt, End, Outcome, Restarts, Supervision
 from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, LaunchTag, SupervisorGuard, given_launch_id
 from deepseek_launcher.options import RunOptions, UsageError
-from deepseek_launcher.supervision import End, Outcome, Restarts, Supervision
 
 
 def check_free(host: str, ports: Mapping[str, int]) -> None:

@@ -70,8 +70,7 @@ from deepseek_backend.engines.tensorrt_llm.translation import (
     worker_refusal,
 )
 from deepseek_backend.errors import ASK_ANOTHER, BackendError, EngineError, RequestError, UnavailableError, describe
-from deepseek_backend.release import SamplerSupport, read_release
-from deepseek_backend.workarounds import apply_quirks
+from deepseek_backend.release import SamplerSupport, apply_quirks, read_release
 
 logger = logging.getLogger(__name__)
 

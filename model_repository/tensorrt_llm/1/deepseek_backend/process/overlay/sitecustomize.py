@@ -1,4 +1,4 @@
-"""Applies the work-arounds of ../../workarounds.py in the engine's worker processes.
+"""Applies the work-arounds of ../../release.py in the engine's worker processes.
 
 Python imports this file at start wherever this folder is on PYTHONPATH. It installs an import hook that applies the
 work-arounds just before a process imports tensorrt_llm. The sitecustomize that this file hides is run too.
@@ -20,29 +20,22 @@ class _BeforeTensorRTLLM:
     _done = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "tensorrt_llm" and not self._done:
-            self._done = True
-            _apply_quirks(_HERE.parents[2])
+        if name != "tensorrt_llm" or self._done:
+            return
+        self._done = True
+        version_dir = _HERE.parents[2]
+        sys.path.append(str(version_dir))
+        try:
+            from deepseek_backend.release import apply_quirks, read_release
 
-
-def _apply_quirks(version_dir: Path) -> None:
-    sys.path.append(str(version_dir))
-    try:
-        from deepseek_backend.release import read_release
-        from deepseek_backend.workarounds import apply_quirks
-
-        for supplied in apply_quirks(read_release(version_dir).record):
-            print(f"deepseek-triton: supplied {supplied}", file=sys.stderr)
-    finally:
-        sys.path.remove(str(version_dir))
-
-
-def _run_hidden_sitecustomize() -> None:
-    path = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+            for supplied in apply_quirks(read_release(version_dir).record):
+                print(f"deepseek-triton: supplied {supplied}", file=sys.stderr)
+        finally:
+            sys.path.remove(str(version_dir))
 
 
 sys.meta_path.insert(0, _BeforeTensorRTLLM())
-_run_hidden_sitecustomize()
+_path = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+_hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", _path)
+if _hidden is not None and _hidden.loader is not None:
+    _hidden.loader.exec_module(importlib.util.module_from_spec(_hidden))

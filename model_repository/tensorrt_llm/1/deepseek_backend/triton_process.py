@@ -1,4 +1,4 @@
-"""The Triton server above this process: whether it has been told to exit, and how to end it when nothing else helps.
+"""The Triton server above this process: when it is told to exit, how to end it, and the guard that does so for both.
 
 It is the program tritonserver, or another program that has Triton inside it, such as Triton's OpenAI front end.
 
@@ -10,14 +10,16 @@ parent.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import select
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ def parent_server() -> int | None:
     """
     pid = os.getppid()
     if _name(os.getpid()) != _STUB_NAME[:_NAME_LENGTH]:
-        return None  # this is a test
+        return None  # no stub: this code was imported by a program of its own, such as a test
     is_server = _name(pid) == _SERVER_NAME or _LIBRARY.search(_read(PROC / str(pid) / "maps"))
     return pid if is_server else None
 
@@ -88,18 +90,28 @@ class ExitWatch:
 
     def __init__(self, pid: int) -> None:
         self.exit_timeout_s = exit_timeout_s(pid)
-        self._sign: _Sign = _Countdown(pid) if _is_tritonserver(pid) else _ClosedPorts(pid)
+        # A link to Triton's own program may have another name, and its file can be unreadable.
+        program = _link(PROC / str(pid) / "exe").rpartition("/")[2] or _name(pid)
+        self._sign = _Countdown(pid) if program == _SERVER_NAME else _ClosedPorts(pid)
         self._since_s: float | None = None
         """Since when the sign is there."""
-        self._noticed_s: float | None = None
+        self._is_noticed = False
         self._signals = _pipe_of_signals()
 
     def is_exiting(self) -> bool:
         """Look at the signs, which is cheap. The program's counts after _CONFIRM_S; once true, it stays true."""
         now = time.monotonic()
-        if self._noticed_s is None and (self._was_told() or self._shows(now)):
-            self._noticed_s = now
-        return self._noticed_s is not None
+        if self._is_noticed:
+            return True
+        if self._signals is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._is_noticed = signal.SIGTERM in os.read(self._signals[0], 64)
+        shown = self._sign.shown(now)
+        if shown is not None:
+            self._since_s = (self._since_s or now) if shown else None
+        is_confirmed = bool(shown) and self._since_s is not None and now - self._since_s >= _CONFIRM_S
+        self._is_noticed = self._is_noticed or is_confirmed
+        return self._is_noticed
 
     def close(self) -> None:
         """Give the signal back. Call this in the main thread, when nobody asks any more."""
@@ -111,27 +123,6 @@ class ExitWatch:
         for descriptor in self._signals:
             os.close(descriptor)
         self._signals = None
-
-    def _was_told(self) -> bool:
-        if self._signals is None:
-            return False
-        try:
-            return signal.SIGTERM in os.read(self._signals[0], 64)
-        except BlockingIOError:
-            return False
-
-    def _shows(self, now: float) -> bool:
-        shown = self._sign.shown(now)
-        if shown is not None:
-            self._since_s = (self._since_s or now) if shown else None
-        return bool(shown) and self._since_s is not None and now - self._since_s >= _CONFIRM_S
-
-
-class _Sign(Protocol):
-    """A look at a program from outside that tells whether its Triton server waits for open requests, to exit then."""
-
-    def shown(self, now: float) -> bool | None:
-        """Return whether it looks so at this moment; None where this look says nothing."""
 
 
 class _Countdown:
@@ -152,11 +143,13 @@ class _Countdown:
         """Return whether the thread sleeps. It does while loading as well, but has not taken over SIGTERM then."""
         waits_in = _read(PROC / str(self._pid) / "wchan")
         if not self._waits_for_signal:
-            self._waits_for_signal = "futex" in waits_in and _catches_sigterm(self._pid)
+            status = _read(PROC / str(self._pid) / "status")
+            caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+            self._waits_for_signal = "futex" in waits_in and bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
             return False
         if "futex" in waits_in:
             return False
-        return True if "nanosleep" in waits_in else None  # None: the thread is running at this moment
+        return True if "nanosleep" in waits_in else None  # None: the thread runs now, so that this look says nothing
 
 
 class _ClosedPorts:
@@ -253,16 +246,6 @@ def _release_wakeup_fd(writing: int) -> None:
         signal.set_wakeup_fd(ours)
 
 
-def _catches_sigterm(pid: int) -> bool:
-    status = dict(line.split(":", 1) for line in _read(PROC / str(pid) / "status").splitlines() if ":" in line)
-    return bool(int(status.get("SigCgt", "0"), 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def _is_tritonserver(pid: int) -> bool:
-    """Whether the process runs Triton's own program. A link to it may have another name; its file can be unreadable."""
-    return (_link(PROC / str(pid) / "exe").rpartition("/")[2] or _name(pid)) == _SERVER_NAME
-
-
 def _listening(process: Path) -> dict[Path, str]:
     """Return the TCP sockets on which a process listens: the link in /proc of each, and what it says."""
     rows = [row.split() for name in ("tcp", "tcp6") for row in _read(process / "net" / name).splitlines()[1:]]
@@ -296,3 +279,127 @@ def _link(path: Path) -> str:
         return os.readlink(path)
     except OSError:
         return ""
+
+
+logger = logging.getLogger(__name__)
+
+NAME = "model_guard"
+"""Name of the guard in ps; without it the fork would have the stub's name."""
+_ARM, _DISARM = b"a", b"d"
+_STUB_LEAVES_S = 10.0
+"""Seconds given to a stub whose server has gone: it leaves by itself in 1 to 2 s."""
+_SERVER_ENDS_S = 5.0
+"""Seconds to wait for the end of a server that has been killed."""
+
+
+class ProcessGuard:
+    """The stub's side of the guard, a process that ends tritonserver or this stub when the other one has died.
+
+    When the stub dies (out of memory, a crash in native code), tritonserver goes on: it reports ready, its metrics
+    stand still, and open requests wait for ever (triton-inference-server/server#8604). When tritonserver dies, a stub
+    with a thread that hangs in native code stays, and keeps its GPU memory. The guard ends the process that is left.
+    After the stub it also ends the process group that has the stub's number: an engine puts processes there that would
+    outlive it, as vLLM's engine core does (vllm-project/vllm#55510).
+
+    It is forked before the engine is loaded, so that it holds none of the engine's memory, threads or devices. It only
+    waits, and leaves when the stub does. It is in a process group of its own, so that it is left when the server's
+    group is killed.
+    """
+
+    def __init__(self, server_pid: int, regions: Sequence[Path]) -> None:
+        """`regions`: this stub's shared memory, which the guard removes when stub and server have been killed.
+
+        :raises OSError: where the kernel has no pidfd_open (before Linux 5.3) or forbids it.
+        """
+        stub_pid = os.getpid()
+        server, stub = os.pidfd_open(server_pid), os.pidfd_open(stub_pid)
+        reading, self._commands = os.pipe2(os.O_CLOEXEC)
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._commands)
+            _watch(reading, server, stub, server_pid, stub_pid, regions)
+        for descriptor in (reading, server, stub):
+            os.close(descriptor)
+
+    def arm(self) -> None:
+        """Have the guard end the server if this process dies from now on."""
+        self._tell(_ARM)
+
+    def disarm(self) -> None:
+        """Tell the guard that this process is about to end as it should."""
+        self._tell(_DISARM)
+
+    def _tell(self, command: bytes) -> None:
+        try:
+            os.write(self._commands, command)
+        except BrokenPipeError:
+            logger.warning("the guard process %d has gone; nobody watches over this one", self._pid)
+
+
+def _watch(commands: int, server: int, stub: int, server_pid: int, stub_pid: int, regions: Sequence[Path]) -> NoReturn:
+    """Run the guard. `server` and `stub` are pidfds, which become readable when the process has ended."""
+    try:
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+        os.setpgid(0, 0)
+        with contextlib.suppress(OSError):  # some sandboxes forbid it
+            Path("/proc/self/comm").write_text(NAME, encoding="ascii")
+        armed, watched = False, [commands, server, stub]
+        while True:
+            # Checked before the commands are read, so that a last command, sent just before the end, is still read.
+            over = _ended(server) or _ended(stub)
+            while commands in _readable(watched, 0.0):
+                if command := os.read(commands, 1):
+                    armed = command == _ARM
+                else:
+                    watched.remove(commands)
+            if over:
+                break
+            _readable(watched, None)
+        if _ended(stub):
+            _end_group(stub_pid)
+        if armed and not _ended(server):
+            _say("the engine is dead: the model's process has died; ending tritonserver")
+            if server_pid == INIT:
+                crash_init(regions)
+                if not _ended(server, _SERVER_ENDS_S):
+                    # The web server of Triton's OpenAI front end waits for open requests, which nobody answers, until a
+                    # SIGINT.
+                    signal.pidfd_send_signal(server, signal.SIGINT)
+            else:
+                signal.pidfd_send_signal(server, signal.SIGKILL)
+            _ended(server, _SERVER_ENDS_S)
+        if not _ended(stub, _STUB_LEAVES_S):
+            _say("tritonserver has gone: ending the model's process that it left")
+            signal.pidfd_send_signal(stub, signal.SIGKILL)
+            _ended(stub, _STUB_LEAVES_S)
+        _end_group(stub_pid)
+        if _ended(server):
+            for region in regions:
+                region.unlink(missing_ok=True)
+    finally:
+        os._exit(0)
+
+
+def _end_group(number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(number, signal.SIGKILL)
+
+
+def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
+    return bool(_readable([pidfd], timeout_s))
+
+
+def _readable(descriptors: Sequence[int], timeout_s: float | None) -> list[int]:
+    """Use poll: select(2) can't take descriptors from 1024 on, and a server with many connections passes such on."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
+
+
+def _say(what: str) -> None:
+    """Write to the log without waiting: its reader may have stopped, or died with the server."""
+    with contextlib.suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"deepseek_backend CRITICAL: {what}\n".encode())
