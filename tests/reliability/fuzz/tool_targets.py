@@ -16,7 +16,7 @@ from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.bench.dataset_files import read_conversations
 from deepseek_triton_tools.bench.result import read_result, read_samples
 from deepseek_triton_tools.bench.workload import DatasetOptions
-from deepseek_triton_tools.checkpoints.download_lock import _parsed as parsed_lock
+from deepseek_triton_tools.checkpoints.download_target import parsed_holder
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config, read_tensors
 from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
 from deepseek_triton_tools.doctor import gpu as gpu_checks
@@ -117,7 +117,7 @@ warm_document = _reads("warm.json", measured_rate)
 pace_document = _reads("pace.json", check_pace, ValueError)
 host_file = _reads("hosts", lambda path: read_host_file(path, 8))
 batch_rows = _reads("prompts.jsonl", _batch)
-lock_file = _reads_text(parsed_lock)
+lock_file = _reads_text(parsed_holder)
 hub_name = _reads_text(parse_hub_name)
 host_report = _reads_text(_report, ValueError)
 """What another host's `doctor` sends."""

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 import os
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from deepseek_triton_tools.checkpoints.download import DownloadOptions, download
 from deepseek_triton_tools.checkpoints.download_target import FolderTarget
-from deepseek_triton_tools.checkpoints.download_transfer import RateLimit
 from deepseek_triton_tools.checkpoints.hub import Hub
 from deepseek_triton_tools.checkpoints.verify import verify
 from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
@@ -32,6 +30,7 @@ from deepseek_triton_tools.repository.checkpoint_manifest import (
 from deepseek_triton_tools.repository.hub_cache import HubName, unfinished_downloads
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checksums import expected_checksums
+from deepseek_triton_tools.warming.transfer import Pace
 from support.hub_server import COMMIT, MODEL, Fault, hub_server, one_tensor
 
 SHARD, CONFIG = "model.safetensors", "config.json"
@@ -525,18 +524,12 @@ def test_a_partial_file_that_is_too_long_is_begun_again(hub, folder, seen, parti
 # Limits
 
 
-def test_all_threads_together_keep_to_the_rate(hub, folder, seen):
+def test_all_bytes_keep_to_the_rate(hub, folder, seen, monkeypatch):
     waited = []
-
-    class Waits(threading.Event):
-        def wait(self, timeout=None):
-            waited.append(timeout or 0.0)
-            return False
-
-    limit = RateLimit(10, Waits())
-    for _ in range(3):
-        limit.take(10_000)
-    # The bytes of each have to wait for those before, less the time that the test took.
-    assert [round(wait_s, -2) for wait_s in waited] == [1000, 2000, 3000]
+    wait = Pace.wait
+    monkeypatch.setattr(
+        Pace, "wait", lambda pace, num_bytes, stop: (waited.append(num_bytes), wait(pace, num_bytes, stop))
+    )
     bring(hub, folder, seen, rate_limit=1e7, jobs=1)
     assert there(folder).keys() == SERVED
+    assert sum(waited) == sum(len(FILES[name]) for name in SERVED)

@@ -1,15 +1,14 @@
 """The lock of a download: one holder at a time, and nobody waits for the dead."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from deepseek_triton_tools.checkpoints import download_lock as module
-from deepseek_triton_tools.checkpoints.download_lock import download_lock
+from deepseek_triton_tools.checkpoints import download_target as module
+from deepseek_triton_tools.checkpoints.download_target import download_lock
 
 
 def nobody(holder):
@@ -43,13 +42,14 @@ def test_it_is_gone_afterwards_unless_others_took_it_over(lock):
 
 def test_one_that_is_released_between_two_looks_is_taken(lock, monkeypatch):
     lock.write_text("theirs")
-    look = module._state
+    look = module._text
 
     def too_late(path):
         path.unlink(missing_ok=True)
+        monkeypatch.setattr(module, "_text", look)
         return look(path)
 
-    monkeypatch.setattr(module, "_state", too_late)
+    monkeypatch.setattr(module, "_text", too_late)
     with download_lock(lock, nobody):
         assert lock.read_text() != "theirs"
 
@@ -75,7 +75,7 @@ def test_many_threads_hold_it_one_by_one(lock):
 def test_a_killed_holder_of_this_machine_is_not_waited_for(lock):
     code = f"""
 import os, pathlib
-from deepseek_triton_tools.checkpoints.download_lock import download_lock
+from deepseek_triton_tools.checkpoints.download_target import download_lock
 with download_lock(pathlib.Path({str(lock)!r}), print):
     os.kill(os.getpid(), 9)
 """
@@ -100,27 +100,3 @@ def test_a_holder_elsewhere_is_named_until_it_has_not_touched_the_lock_for_long(
             with download_lock(lock, wait_a_minute):
                 pass
         assert waited_for == {name}
-
-
-def test_a_lock_that_others_took_over_meanwhile_is_given_back(lock, holder, monkeypatch):
-    dead = holder | {"started": "long ago"}
-    lock.write_text(json.dumps(dead))
-    rename = os.rename
-
-    def late(source, target):
-        """Move the lock after another process has found the same holder dead, and has taken the lock."""
-        monkeypatch.setattr(os, "rename", rename)
-        lock.unlink()
-        lock.write_text(json.dumps(dead | {"host": "node", "pid": 7, "machine": "another"}))
-        rename(source, target)
-
-    def end(holder):
-        waited_for.append(holder)
-        lock.unlink()
-
-    waited_for = []
-    monkeypatch.setattr(os, "rename", late)
-    with download_lock(lock, end):
-        pass
-    assert waited_for == ["process 7 on node"]
-    assert list(lock.parent.iterdir()) == []

@@ -110,24 +110,17 @@ class Hub:
             except json.JSONDecodeError as error:
                 raise TryAgainError(f"{self._shown} answers no JSON") from error
         listed = sorted(info.siblings or (), key=lambda each: each.rfilename)
+        files = [_file(each) for each in listed]
+        commit, problem = str(info.sha), ""
         if unusable := [each.rfilename for each in listed if not _can_be_name(each.rfilename)]:
-            raise CheckpointError(
-                f"{name}: {self._shown} lists names that no file in the folder can have: {first_names(unusable)}; "
-                "correct HF_ENDPOINT, or unset it"
-            )
-        files = {each.rfilename: _file(each) for each in listed}
-        if unknown := [each for each, file in files.items() if file is None]:
-            raise CheckpointError(
-                f"{name}: {self._shown} lists no size or no hash of {first_names(unknown)}; correct HF_ENDPOINT, or "
-                "unset it"
-            )
-        commit = str(info.sha)
-        if not _COMMIT.fullmatch(commit):
-            raise CheckpointError(
-                f"{name}: expected a commit from {self._shown}, got {safe_name(commit)}; correct HF_ENDPOINT, or "
-                "unset it"
-            )
-        return HubListing(name, commit, tuple(filter(None, files.values())))
+            problem = f"{self._shown} lists names that no file in the folder can have: {first_names(unusable)}"
+        elif unknown := [each.rfilename for each, file in zip(listed, files, strict=True) if file is None]:
+            problem = f"{self._shown} lists no size or no hash of {first_names(unknown)}"
+        elif not _COMMIT.fullmatch(commit):
+            problem = f"expected a commit from {self._shown}, got {safe_name(commit)}"
+        if problem:
+            raise CheckpointError(f"{name}: {problem}; correct HF_ENDPOINT, or unset it")
+        return HubListing(name, commit, tuple(filter(None, files)))
 
     @contextmanager
     def bytes_of(self, listing: HubListing, file: HubFile, begin: int) -> Iterator[tuple[int, Iterator[bytes]]]:
@@ -159,20 +152,8 @@ class Hub:
         what = f"{name}: {safe_name(file)}" if file else str(name)
         try:
             yield
-        except GatedRepoError as error:
-            raise CheckpointError(
-                f"{what}: access has to be asked for at {self._shown}/{name.model}; then {_LOGIN}"
-            ) from error
-        except RevisionNotFoundError as error:
-            raise CheckpointError(
-                f"{what}: there is no revision {safe_name(name.revision)}; correct --revision, or leave it out"
-            ) from error
-        except RepositoryNotFoundError as error:
-            raise CheckpointError(
-                f"{what}: {self._shown} has no such model for this user; correct the name, or {_LOGIN}"
-            ) from error
         except HfHubHTTPError as error:
-            raise self._of_status(what, error) from error
+            raise self._of_status(what, name, error) from error
         except OfflineModeIsEnabled as error:
             raise CheckpointError(f"{what}: HF_HUB_OFFLINE forbids to ask the hub; unset it") from error
         except _HTTP_ERROR as error:
@@ -185,24 +166,33 @@ class Hub:
                 host = "the hub"
             raise TryAgainError(f"{host} can't be reached, or was lost: {reason}") from error
 
-    def _of_status(self, what: str, error: HfHubHTTPError) -> Exception:
+    def _of_status(self, what: str, name: HubName, error: HfHubHTTPError) -> Exception:
         status = error.response.status_code
         if status in _WORTH_ANOTHER_TRY:
             # A date, which no hub sends, is no wait.
             after = str(error.response.headers.get("retry-after", "")).strip()
             wait_s = float(after) if after.isdecimal() and len(after) < 10 else None
             return TryAgainError(f"the hub answers with status {status}", wait_s)
-        if status == 401:
-            return CheckpointError(f"{what}: the hub refuses the token: it is wrong or has expired; {_LOGIN}")
         url: Any = error.response.url
-        if status == 403 and url.netloc != url.join(self.endpoint).netloc:
-            # Each try gets a new link from the hub.
-            return TryAgainError("the storage refuses the link, which may have expired")
         message = printable_line(error.server_message or "")[:_MOST_TEXT]
         reason = f": {message}" if message else ""
-        if status == 403:
-            return CheckpointError(f"{what}: this user may not read it{reason}; ask for access, or {_LOGIN}")
-        return CheckpointError(f"{what}: the hub answers with status {status}{reason}")
+        # It is a RepositoryNotFoundError, too.
+        if isinstance(error, GatedRepoError):
+            problem = f"access has to be asked for at {self._shown}/{name.model}; then {_LOGIN}"
+        elif isinstance(error, RevisionNotFoundError):
+            problem = f"there is no revision {safe_name(name.revision)}; correct --revision, or leave it out"
+        elif isinstance(error, RepositoryNotFoundError):
+            problem = f"{self._shown} has no such model for this user; correct the name, or {_LOGIN}"
+        elif status == 401:
+            problem = f"the hub refuses the token: it is wrong or has expired; {_LOGIN}"
+        elif status == 403 and url.netloc != url.join(self.endpoint).netloc:
+            # Each try gets a new link from the hub.
+            return TryAgainError("the storage refuses the link, which may have expired")
+        elif status == 403:
+            problem = f"this user may not read it{reason}; ask for access, or {_LOGIN}"
+        else:
+            problem = f"the hub answers with status {status}{reason}"
+        return CheckpointError(f"{what}: {problem}")
 
 
 def _shown(endpoint: str) -> str:

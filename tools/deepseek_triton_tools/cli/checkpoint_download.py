@@ -17,18 +17,14 @@ from deepseek_triton_tools.cli.parsing import (
     size,
     words,
 )
-from deepseek_triton_tools.host.units import about, part_of, sized
+from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import to_reader
-from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 # The hub's library takes longer than the rest of --help.
 if TYPE_CHECKING:
-    from deepseek_triton_tools.checkpoints.download import DownloadProgress
     from deepseek_triton_tools.repository.hub_cache import HubName
-
-_PLAIN_S = 15.0
 
 
 def add_download_form(forms: Verbs) -> None:
@@ -58,7 +54,7 @@ def _download(args: argparse.Namespace) -> int:
     if find_spec("huggingface_hub") is None:
         raise InstallationError(f"this form needs huggingface_hub; {install_extra('checkpoint')}")
     name = _hub_name(args)
-    from deepseek_triton_tools.checkpoints.download import NOT_SERVED, SERVED, DownloadOptions, download
+    from deepseek_triton_tools.checkpoints.download import NOT_SERVED, SERVED, DownloadOptions, DownloadView, download
 
     options = DownloadOptions(
         name=name,
@@ -69,7 +65,7 @@ def _download(args: argparse.Namespace) -> int:
         rate_limit=args.rate_limit,
         give_up_s=args.give_up,
     )
-    view = _DownloadView()
+    view = DownloadView()
     try:
         result = download(options, view)
     except KeyboardInterrupt:
@@ -120,37 +116,3 @@ def _of_variant(variant_name: str, precision: str | None) -> str:
         known = ", ".join(f"{each} ({model})" for each, model in published.items())
         raise ToolError(f"{variant.name} is published as {known}, not as {chosen}; correct --precision", exit_code=2)
     return published[chosen]
-
-
-class _DownloadView:
-    """Shows what happens on stderr."""
-
-    def __init__(self) -> None:
-        self._status = StatusLine(_PLAIN_S)
-        self._holder = ""
-
-    def say(self, text: str) -> None:
-        self._status.say(text)
-
-    def progress(self, progress: DownloadProgress) -> None:
-        self._status.show(lambda: _line(progress))
-
-    def waits_for(self, holder: str) -> None:
-        if holder != self._holder:
-            self._holder = holder
-            self._status.say(f"waits for {holder}, which downloads to the same place")
-        self._status.show(lambda: f"still waits for {holder}")
-
-    def clear(self) -> None:
-        self._status.clear()
-
-
-def _line(progress: DownloadProgress) -> str:
-    parts = [
-        f"files {progress.num_files_done}/{progress.num_files}",
-        part_of(progress.done, progress.total),
-        f"{sized(progress.rate)}/s",
-    ]
-    if progress.left_s is not None and progress.done < progress.total:
-        parts.append(f"{about(progress.left_s)} left")
-    return ", ".join(parts)
