@@ -24,9 +24,8 @@ from deepseek_triton_tools.checkpoints.folder_files import (
     companion_files,
     free_bytes,
 )
-from deepseek_triton_tools.checkpoints.model_parts import in_order
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, dealt, file_size
-from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, config_number
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, config_number, in_order
 from deepseek_triton_tools.host.processes import is_running
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.repository.checkpoint_manifest import (

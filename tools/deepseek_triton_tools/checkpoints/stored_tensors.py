@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
 }
 """The format's name of a data type -> numpy's."""
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _MOST_DIMENSIONS = 32
 """numpy 1 has no more."""
 _PIECE_BYTES = 2**24
@@ -311,3 +313,16 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
     return {
         name: StoredTensor(name, entry.dtype, entry.shape, path, entry.begin) for name, entry in header.tensors.items()
     }
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor is in; None for embeddings, the last norm and the head."""
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
+
+
+def in_order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return a key that sorts by layer, with embeddings first, then by name, with numbers as numbers."""
+    layer = layer_of(name)
+    parts = [(len(part), part) if part.isdecimal() else (0, part) for part in name.split(".")]
+    return (-1 if layer is None else layer, parts)

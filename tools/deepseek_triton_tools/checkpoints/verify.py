@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from deepseek_triton_build.text import first_names, safe_name
 from deepseek_triton_tools.checkpoints.folder_files import UNFINISHED, add_file, is_pointer, is_unfinished, size_of
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_damage
-from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, read_manifest
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, read_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checksums import Checksum, expected_checksums
 
@@ -24,14 +24,14 @@ _TICK_S = 0.1
 _AGAIN = "download it again"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Damage:
     """One file, or the folder, that is not what it should be."""
 
     file: str
     """Path in the folder."""
     problem: str
-    fix: str
+    fix: str = _AGAIN
     tensors: tuple[str, ...] = ()
     """The tensors that are cut, or that may be damaged, where the file's header can be read."""
 
@@ -52,7 +52,7 @@ class VerifyReport:
     """Files that were compared; without hashes, the weight files."""
     num_bytes: int
     damages: tuple[Damage, ...]
-    unverified: tuple[str, ...] = field(repr=False)
+    unverified: tuple[str, ...]
     """Weight files without a hash."""
 
     def summary(self) -> str:
@@ -80,13 +80,6 @@ class VerifyProgress:
     done: int
 
 
-@dataclass(frozen=True)
-class _Expected:
-    checksum: Checksum
-    size: int | None
-    """Bytes; None where only the hash is known."""
-
-
 def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], object]) -> VerifyReport:
     """Compare all files, several at once.
 
@@ -100,19 +93,24 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
         raise CheckpointError(f"{folder}: {UNFINISHED}")
     manifest = read_manifest(folder)
     weights = _files(folder, ".safetensors")
+    source, revision, compared_with = "", "", ""
+    expected: dict[str, tuple[Checksum, int | None]] = {}
     if manifest:
-        expected = {
-            name: _Expected(Checksum("sha256", record.sha256, MANIFEST_NAME), record.size)
-            for name, record in manifest.files.items()
-        }
+        source, revision, compared_with = manifest.source, manifest.revision, MANIFEST_NAME
+        for name, record in manifest.files.items():
+            expected[name] = (Checksum("sha256", record.sha256, MANIFEST_NAME), record.size)
     else:
-        found_checksums = expected_checksums(_checkpoint(folder, _files(folder)))
-        expected = {
-            path.relative_to(folder).as_posix(): _Expected(checksum, None)
-            for path, checksum in found_checksums.items()
-            # `sha256sum * > checksums.sha256` lists its own output, as it was before its end.
-            if _listed_in(checksum) != str(path)
-        }
+        sums_files = set()
+        for path, checksum in expected_checksums(_checkpoint(folder, _files(folder))).items():
+            sums_file, _, line = checksum.source.rpartition(":")
+            # A hash of the hub's download has no line. `sha256sum * > checksums.sha256` lists its own output, as it
+            # was before its end.
+            if line.isdecimal() and sums_file == str(path):
+                continue
+            sums_files.update([os.path.basename(sums_file)] if line.isdecimal() else [])
+            expected[path.relative_to(folder).as_posix()] = (checksum, None)
+        if expected:
+            compared_with = first_names(sums_files) or "the hashes of its download"
     damages = _compare(folder, expected, jobs, observe)
     # A manifest of other files only, in a folder without weights, is one of `checkpoint download --include`.
     if not manifest or weights or any(name.endswith(".safetensors") for name in manifest.files):
@@ -121,9 +119,9 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
     compared = expected.keys() or weight_names
     return VerifyReport(
         folder=folder,
-        compared_with=_compared_with(manifest, expected),
-        source=manifest.source if manifest else "",
-        revision=manifest.revision if manifest else "",
+        compared_with=compared_with,
+        source=source,
+        revision=revision,
         num_files=len(compared),
         num_bytes=sum(size_of(folder / name) or 0 for name in compared),
         damages=tuple(sorted(damages, key=lambda damage: damage.file)),
@@ -131,24 +129,13 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
     )
 
 
-def _compared_with(manifest: CheckpointManifest | None, expected: Mapping[str, _Expected]) -> str:
-    if manifest:
-        return MANIFEST_NAME
-    if not expected:
-        return ""
-    files = {os.path.basename(path) for each in expected.values() if (path := _listed_in(each.checksum))}
-    return first_names(files) if files else "the hashes of its download"
-
-
-def _listed_in(checksum: Checksum) -> str:
-    """Return the path of the file of checksums that has the line; "" for a hash that the hub's download left."""
-    path, colon, line = checksum.source.rpartition(":")
-    return path if colon and line.isdecimal() else ""
-
-
 def _compare(
-    folder: Path, expected: Mapping[str, _Expected], jobs: int, observe: Callable[[VerifyProgress], object]
+    folder: Path,
+    expected: dict[str, tuple[Checksum, int | None]],
+    jobs: int,
+    observe: Callable[[VerifyProgress], object],
 ) -> list[Damage]:
+    """Compare the files with their hash, and their size where that is known."""
     stop = threading.Event()
     lock = threading.Lock()
     total, done = sum(size_of(folder / name) or 0 for name in expected), 0
@@ -160,7 +147,10 @@ def _compare(
 
     with ThreadPoolExecutor(jobs, "verify") as threads:
         futures = [
-            threads.submit(_damage_of, folder, name, each, stop, count) for name, each in sorted(expected.items())
+            threads.submit(_damage_of, folder, name, checksum, size, stop, count)
+            for name, (checksum, size) in sorted(expected.items())
+            # A file of checksums may list others, which are not the checkpoint's.
+            if is_inside(name)
         ]
         try:
             while wait(futures, _TICK_S).not_done:
@@ -174,36 +164,38 @@ def _compare(
 
 
 def _damage_of(
-    folder: Path, name: str, expected: _Expected, stop: threading.Event, count: Callable[[int], object]
+    folder: Path,
+    name: str,
+    checksum: Checksum,
+    expected_size: int | None,
+    stop: threading.Event,
+    count: Callable[[int], object],
 ) -> Damage | None:
     path = folder / name
-    # A file of checksums may list others, which are not the checkpoint's.
-    if not is_inside(name):
-        return None
     try:
         size = size_of(path)
         if size is None:
-            return Damage(file=name, problem="it is missing", fix=_AGAIN)
-        digest = expected.checksum.begin()
-        has_size = expected.size in (None, size)
+            return Damage(name, "it is missing")
+        digest = checksum.begin()
+        has_size = expected_size in (None, size)
         if has_size:
             add_file(digest, path, stop, count)
     except OSError as error:
-        return Damage(file=name, problem=f"can't be read: {error.strerror}", fix=f"make it readable, or {_AGAIN}")
-    if has_size and digest.hexdigest() == expected.checksum.digest:
+        return Damage(name, f"can't be read: {error.strerror}", f"make it readable, or {_AGAIN}")
+    if has_size and digest.hexdigest() == checksum.digest:
         return None
     if not has_size and is_pointer(path):
-        problem = f"it is a Git LFS pointer, not the file of {expected.size:,} bytes"
-        return Damage(file=name, problem=problem, fix="download it, which replaces the pointer")
+        problem = f"it is a Git LFS pointer, not the file of {expected_size:,} bytes"
+        return Damage(name, problem, "download it, which replaces the pointer")
     header = _header(path)
     if header and header.found < header.length:
         problem = f"truncated: it ends at byte {header.found:,}, expected {header.length:,}"
-        return Damage(file=name, problem=problem, fix=_AGAIN, tensors=tuple(header.tensors_beyond(header.found)))
+        return Damage(name, problem, tensors=tuple(header.tensors_beyond(header.found)))
     if not has_size:
-        return Damage(file=name, problem=f"expected {expected.size:,} bytes, found {size:,}", fix=_AGAIN)
+        return Damage(name, f"expected {expected_size:,} bytes, found {size:,}")
     # A hash of the whole file can't say which of its tensors is damaged.
-    problem = f"its {expected.checksum.algorithm} is {digest.hexdigest()}, expected {expected.checksum.digest}"
-    return Damage(file=name, problem=problem, fix=_AGAIN, tensors=tuple(header.tensors) if header else ())
+    problem = f"its {checksum.algorithm} is {digest.hexdigest()}, expected {checksum.digest}"
+    return Damage(name, problem, tensors=tuple(header.tensors) if header else ())
 
 
 def _structure(checkpoint: CheckpointFiles, known: set[str]) -> Iterator[Damage]:
@@ -213,7 +205,7 @@ def _structure(checkpoint: CheckpointFiles, known: set[str]) -> Iterator[Damage]
         if finding.severity == "error" and name not in known:
             header = _header(checkpoint.folder / name)
             cut = header.tensors_beyond(header.found) if header else ()
-            yield Damage(file=name, problem=finding.message, fix=finding.fix, tensors=tuple(cut))
+            yield Damage(name, finding.message, finding.fix, tuple(cut))
 
 
 def _checkpoint(folder: Path, files: tuple[WeightFile, ...]) -> CheckpointFiles:

@@ -129,19 +129,19 @@ def _add_info(forms: Verbs) -> None:
 def _info(args: argparse.Namespace) -> int:
     require_tools()
     require_numbers("info")
-    from deepseek_triton_tools.checkpoints.info import SCHEMA, describe, entry, tables
+    from deepseek_triton_tools.checkpoints.info import SCHEMA, describe, tables
     from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
     from deepseek_triton_tools.terminal.tables import show
 
     infos = [describe(files) for files in find_checkpoints(args.checkpoint)]
     with to_reader():
         if args.json:
-            print_json({"schema": SCHEMA, "checkpoints": [entry(info) for info in infos]})
+            print_json({"schema": SCHEMA, "checkpoints": infos})
         else:
             for info in infos:
                 for table in tables(info):
                     show(table)
-    problems = [problem for info in infos for problem in info.problems]
+    problems = [problem for info in infos for problem in info["problems"]]
     for problem in problems:
         complain(f"deepseek-triton checkpoint: {problem}")
     return 1 if problems else 0
