@@ -16,9 +16,9 @@ from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.bench.dataset_files import read_conversations
 from deepseek_triton_tools.bench.result import read_result, read_samples
 from deepseek_triton_tools.bench.workload import DatasetOptions
+from deepseek_triton_tools.checkpoints.activation_scales import read_torch_archive
 from deepseek_triton_tools.checkpoints.download_target import parsed_holder
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config, read_tensors
-from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
 from deepseek_triton_tools.doctor import gpu as gpu_checks
 from deepseek_triton_tools.doctor import storage
 from deepseek_triton_tools.doctor.examine import report_from_json

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.checkpoints.inference_format import place_of
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
-from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
+from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, place_of, read_config
 from deepseek_triton_tools.tool_errors import CheckpointError
 from support.small_checkpoint import TINY
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
+from deepseek_triton_tools.checkpoints.activation_scales import read_torch_archive
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 ARCHIVES = Path(__file__).parent / "torch_archives"

@@ -15,10 +15,9 @@ from typing import Any, Literal, TypeAlias
 from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales, missing_scales
 from deepseek_triton_tools.checkpoints.folder_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
-from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP
-from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, dealt, file_size
-from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, config_number, in_order, layer_of
-from deepseek_triton_tools.checkpoints.stored_weights import (
+from deepseek_triton_tools.checkpoints.number_formats import (
+    BLOCK,
+    GROUP,
     SCALES,
     Format,
     StoredWeight,
@@ -26,6 +25,8 @@ from deepseek_triton_tools.checkpoints.stored_weights import (
     scales_shape,
     weight_of,
 )
+from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, dealt, file_size
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, config_number, in_order, layer_of
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 Target: TypeAlias = Literal["w4afp8", "fp8", "bf16"]

@@ -12,12 +12,16 @@ import fcntl
 import hashlib
 import json
 import logging
+import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import signal
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +31,6 @@ import numpy as np
 from deepseek_triton_build.check import INDEX
 from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
 from deepseek_triton_tools.checkpoints.folder_files import CONFIG, CONVERSION, companion_files, free_bytes
-from deepseek_triton_tools.checkpoints.job_processes import Say, do_jobs
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, sweep
 from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, TorchKernels, run_job
 from deepseek_triton_tools.host.units import sized
@@ -45,8 +48,10 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 _PLAN = "plan.json"
 _ROOM = 2**30
 """Bytes that stay free beside the output."""
-
-
+_TURN_S = 0.2
+"""The longest time from one report of progress to the next."""
+Say = Callable[[int], object]
+"""Reports bytes that were read, and ends its process when the main one was killed."""
 _log = logging.getLogger(__name__)
 
 
@@ -94,7 +99,13 @@ def convert(
     number, of = options.share
     mine = [shard for index, shard in enumerate(plan.shards) if index % of == number - 1]
     missing = [shard for shard in mine if _record(output, shard) is None]
-    _check_room(missing, output)
+    needed = sum(shard.size for shard in missing)
+    free = free_bytes(output)
+    if missing and needed + _ROOM > free:
+        raise CheckpointError(
+            f"{output}: expected room for {sized(needed)} and {sized(_ROOM)} beside it, found {sized(free)}; make "
+            "room, or name a folder on another disk"
+        )
     with _only_one(output / CONVERSION / f"share-{number}-of-{of}.lock", output):
         sweep(output)
         _write_json(output / CONVERSION / _PLAN, _identity(plan))
@@ -117,26 +128,89 @@ def _write_missing(
 ) -> None:
     """Write the missing ones of this run's files, each of which one process writes."""
     devices = options.devices or [""]
-    works = [partial(_write_shard, output, devices[number % len(devices)]) for number in range(options.workers)]
+    writers = [partial(_write_shard, output, devices[number % len(devices)]) for number in range(options.workers)]
     total = sum(shard.source_bytes for shard in mine)
     before = total - sum(shard.source_bytes for shard in missing)
     num_done, new = len(mine) - len(missing), 0
-    turns = do_jobs(
-        missing,
-        works,
-        if_killed="a process that converts was killed; was memory short? Run the same command again to go on, perhaps "
-        "with fewer --workers",
-    )
     try:
-        with closing(turns):
-            for turn in turns:
-                new += turn.progress
-                num_done += len(turn.done)
+        with closing(_in_processes(missing, writers)) as turns:
+            for num_bytes, num_files in turns:
+                new += num_bytes
+                num_done += num_files
                 on_progress(ConversionProgress(num_done, len(mine), before + new, total, new))
                 if should_stop():
                     break
     finally:
         sweep(output)
+
+
+def _in_processes(
+    shards: Sequence[OutputShard], writers: Sequence[Callable[[OutputShard, Say], None]]
+) -> Generator[tuple[int, int], None, None]:
+    """Write the files in one process for each of `writers`; each gets the next file when it has none.
+
+    Yield, several times a second, the bytes that were read and the files that were done since the last time. Close the
+    generator to end the processes early. Ctrl-C reaches the main process only.
+
+    :raises CheckpointError: when a process was killed, or what a process raised.
+    """
+    # A forked process could not use CUDA, and would inherit locks that other threads hold.
+    context = multiprocessing.get_context("spawn")
+    left = iter(shards)
+    busy: dict[Connection, SpawnProcess] = {}
+    try:
+        for writer, shard in zip(writers, left, strict=False):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, writer), daemon=True)
+            # Also while it imports.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            process.start()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+            busy[ours] = process
+            ours.send(shard)
+        while busy:
+            num_bytes = num_files = 0
+            for pipe in wait(list(busy), _TURN_S):
+                assert isinstance(pipe, Connection)
+                word = pipe.recv()
+                if isinstance(word, Exception):
+                    raise word
+                if word is not None:
+                    num_bytes += word
+                    continue
+                num_files += 1
+                if (following := next(left, None)) is not None:
+                    pipe.send(following)
+                else:
+                    pipe.close()
+                    busy.pop(pipe).join()
+            yield num_bytes, num_files
+    except (EOFError, OSError) as error:
+        # A process lives until its pipe is closed, so one that does not answer was killed.
+        raise CheckpointError(
+            "a process that converts was killed; was memory short? Run the same command again to go on, perhaps with "
+            "fewer --workers"
+        ) from error
+    finally:
+        for pipe, process in busy.items():
+            process.terminate()
+            process.join()
+            pipe.close()
+
+
+def _work(pipe: Connection, write: Callable[[OutputShard, Say], None]) -> None:
+    """Write the files that come through `pipe`, until its other end is closed."""
+    # A main process that was killed reads no more, so the next word to it ends this process.
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            shard = pipe.recv()
+            try:
+                write(shard, pipe.send)
+            except CheckpointError as error:
+                pipe.send(error)
+            else:
+                pipe.send(None)
 
 
 @cache
@@ -235,16 +309,6 @@ def _only_one(lock: Path, output: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _check_room(missing: Sequence[OutputShard], output: Path) -> None:
-    needed = sum(shard.size for shard in missing)
-    free = free_bytes(output)
-    if missing and needed + _ROOM > free:
-        raise CheckpointError(
-            f"{output}: expected room for {sized(needed)} and {sized(_ROOM)} beside it, found {sized(free)}; make "
-            "room, or name a folder on another disk"
-        )
 
 
 def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]) -> None:
