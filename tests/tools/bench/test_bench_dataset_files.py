@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.dataset_files import FileConversationSource
+from deepseek_triton_tools.bench.dataset_files import FileConversationSource, dataset_lines
 from deepseek_triton_tools.bench.dataset_rows import HASHED_BLOCK, parse_row
-from deepseek_triton_tools.bench.dataset_summary import dataset_lines
-from deepseek_triton_tools.bench.token_ids import text_token_ids
+from deepseek_triton_tools.bench.random_prompts import text_token_ids
 from deepseek_triton_tools.bench.workload import BenchRequest, DatasetOptions, NormalLengths
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -212,10 +211,10 @@ def test_what_can_t_be_done_with_a_trace_is_refused(path, subtests):
             made(path, rows, num, **options)
 
 
-def test_a_part_of_a_file_has_the_same_prompts(path):
+def test_only_the_rows_of_a_run_go_to_the_load_processes(path):
     whole = made(path, [{"timestamp": n, "input_length": 50} for n in range(100)])
-    part = conversations(path)[1::2][10:12]
-    assert list(part) == [whole[21], whole[23]]
+    part = conversations(path, 3)
+    assert list(part) == whole[:3]
     assert len(pickle.dumps(part)) < 1000
 
 

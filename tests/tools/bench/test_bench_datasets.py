@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.random_conversations import RandomConversations
-from deepseek_triton_tools.bench.token_ids import text_token_ids
+from deepseek_triton_tools.bench.random_prompts import RandomConversations, text_token_ids
 from deepseek_triton_tools.bench.workload import DatasetOptions, NormalLengths, UniformLengths
 from deepseek_triton_tools.cli.bench_options import add_bench_options, check_options, dataset_options
 from deepseek_triton_tools.cli.parsing import VerbParser
@@ -61,7 +60,7 @@ def test_the_same_options_make_the_same_requests(options, num, more):
     made = RandomConversations(options, num, IDS)
     assert list(made) == list(RandomConversations(options, num, IDS)) == list(pickle.loads(pickle.dumps(made)))
     if options.turns == 1:
-        assert list(made) == list(RandomConversations(options, num + more, IDS)[:num])
+        assert list(made) == list(RandomConversations(options, num + more, IDS))[:num]
 
 
 def test_lengths_without_spread_are_exact():
@@ -100,13 +99,11 @@ def test_another_seed_makes_other_prompts():
 
 
 @pytest.mark.slow
-def test_parts_of_many_conversations_are_made_only_when_they_are_asked_for():
+def test_conversations_are_made_only_when_they_are_asked_for():
     """50 million token ids would take gigabytes."""
     made = RandomConversations(DatasetOptions(), 10**6, IDS)
-    late = made[-10:][::3]
-    assert [len(late), late[0]] == [4, made[999_990]]
-    assert made[1:3][1] == made[2]
-    assert len(pickle.dumps(late)) < 2 * 8 * 10**6 + 10**4
+    assert made[999_999] == made[999_999] != made[0]
+    assert len(pickle.dumps(made)) < 2 * 8 * 10**6 + 10**4
     with pytest.raises(IndexError):
         made[10**6]
 

@@ -1,4 +1,8 @@
-"""A process that loads servers: it gets jobs through a pipe, runs them, tells how far it is, and sends the records."""
+"""A process that sends requests of a run.
+
+The main process and a load process talk through a pipe: a job there, "" or a problem back, the start of the run there
+(by time.monotonic(), which all processes of a machine share), then `LoadProgress` again and again, and `JobDone`.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,18 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from deepseek_triton_tools.bench.figures import RequestRecord
 from deepseek_triton_tools.bench.targets import BenchAnswer, BenchPrompt, BenchTarget, TargetSettings, TritonTarget
-from deepseek_triton_tools.bench.workload import Conversation
+from deepseek_triton_tools.bench.workload import Conversation, LoadPoint
 from deepseek_triton_tools.host.processes import allow_open_files
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
-
-SharedCounter: TypeAlias = "Synchronized[int]"
+    from multiprocessing.synchronize import Event
 
 _GC_THRESHOLD = (50_000, 20, 1_000)
 """A collection of all objects would be a gap in every stream."""
@@ -43,37 +46,16 @@ class LoadJob:
     """One process's share of a run."""
 
     target: TargetSettings
+    point: LoadPoint
     conversations: Sequence[Conversation]
     """All of the run."""
     due_s: Mapping[int, float] | None
     """This process's conversations by number, and when each begins in seconds after the start, ascending. None in a
     closed loop, where all processes draw the next number from one counter."""
-    num_warmup: int
-    """Conversations with a smaller number are not measured."""
     leaving: Set[int]
     """Numbers of the conversations whose user leaves in the first turn."""
-    leave_after_s: float
     concurrency: int | None
-    duration_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartRun:
-    """The run begins at `at` by time.monotonic(), which all processes of a machine share."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class StopRun:
-    """Send nothing more, and leave what is under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobReady:
-    """The process has its job, and its server answers; `problem` says why not."""
-
-    problem: str = ""
+    """This process's share of the point's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,49 +72,38 @@ class LoadProgress:
     total: int = 0
     """Conversations."""
 
-    @classmethod
-    def together(cls, parts: Sequence[LoadProgress], elapsed_s: float, total: int) -> LoadProgress:
-        return cls(
-            ended=sum(part.ended for part in parts),
-            failed=sum(part.failed for part in parts),
-            inflight=sum(part.inflight for part in parts),
-            output_tokens=sum(part.output_tokens for part in parts),
-            elapsed_s=max(0.0, elapsed_s),
-            total=total,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDone:
     records: Sequence[RequestRecord]
     """Those of the requests that are measured."""
-    last: LoadProgress = LoadProgress()
     delays_ms: Sequence[float] = field(default_factory=list)
     """How late the process's event loop woke up, measured all the time: the noise in all its times."""
 
 
-def serve_jobs(pipe: Connection, counter: SharedCounter) -> None:
+def serve_jobs(pipe: Connection, counter: Synchronized[int], stop: Event) -> None:
     """Run the jobs that come through `pipe` until its other end is closed.
 
     :param counter: the next conversation of a closed loop, for all processes together.
+    :param stop: send nothing more, and leave what is under way.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which sends StopRun
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which sets `stop`
     gc.set_threshold(*_GC_THRESHOLD)
     while True:
         try:
             job = pipe.recv()
-            if isinstance(job, LoadJob):  # a StopRun may come after the end
-                allow_open_files(_OPEN_FILES + (job.concurrency or len(job.conversations)))
-                uvloop.run(_JobRun(job, pipe, counter).run())
+            allow_open_files(_OPEN_FILES + (job.concurrency or len(job.conversations)))
+            uvloop.run(_JobRun(job, pipe, counter, stop).run())
         except (EOFError, BrokenPipeError):
             return
 
 
 class _JobRun:
-    def __init__(self, job: LoadJob, pipe: Connection, counter: SharedCounter) -> None:
+    def __init__(self, job: LoadJob, pipe: Connection, counter: Synchronized[int], stop: Event) -> None:
         self._job = job
         self._pipe = pipe
         self._counter = counter
+        self._stop = stop
         self._records: list[RequestRecord] = []
         self._start = 0.0
         self._targets: list[BenchTarget] = []
@@ -153,15 +124,12 @@ class _JobRun:
             self._targets = [TritonTarget(settings, url, self._now) for url in settings.urls]
         try:
             problem = await self._trial()
-            self._pipe.send(JobReady(problem))
-            if problem:
-                return
-            message = await asyncio.to_thread(self._pipe.recv)
-            if not isinstance(message, StartRun):
-                return
-            self._start = message.at
-            delays = await self._load()
-            self._pipe.send(JobDone(records=self._records, last=self._progress(), delays_ms=delays))
+            self._pipe.send(problem)
+            if not problem:
+                self._start = await asyncio.to_thread(self._pipe.recv)
+                delays = await self._load()
+                self._pipe.send(self._progress())
+                self._pipe.send(JobDone(records=self._records, delays_ms=delays))
         finally:
             for target in self._targets:
                 await target.close()
@@ -172,7 +140,7 @@ class _JobRun:
         fields: dict[str, Any] = {**(request.fields or {}), "max_tokens": 1}
         if "min_tokens" in {*fields, *self._job.target.fields}:
             fields["min_tokens"] = 0
-        prompt = _History(chat=self._job.target.chat).with_prompt(request.prompt[:_TRIAL_TOKENS])
+        prompt = _after((), request.prompt[:_TRIAL_TOKENS], chat=self._job.target.chat)
         for target in self._targets:
             record = RequestRecord(index=0)
             try:
@@ -192,11 +160,7 @@ class _JobRun:
         try:
             await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            tasks = [work, stopping, *helpers]
-            for task in tasks:
-                if not task.done():
-                    task.cancel()
-            await asyncio.wait(tasks)
+            await _cancel([work, stopping, *helpers])
         if not work.cancelled():
             work.result()  # raises what is a bug here
         return delays
@@ -207,9 +171,9 @@ class _JobRun:
             await asyncio.sleep(_PROGRESS_S)
             try:
                 self._pipe.send(self._progress())
-                if self._pipe.poll() and isinstance(self._pipe.recv(), StopRun):
-                    self._stopped.set()
-            except (EOFError, OSError):
+            except OSError:
+                self._stopped.set()
+            if self._stop.is_set():
                 self._stopped.set()
 
     def _progress(self) -> LoadProgress:
@@ -228,7 +192,8 @@ class _JobRun:
 
     def _numbers(self) -> Iterator[int]:
         """The numbers of the next conversations, which no other process gets."""
-        while self._job.duration_s is None or self._now() < self._job.duration_s:
+        duration_s = self._job.point.duration_s
+        while duration_s is None or self._now() < duration_s:
             with self._counter.get_lock():
                 number = self._counter.value
                 self._counter.value += 1
@@ -252,10 +217,11 @@ class _JobRun:
 
     async def _open(self, due: Mapping[int, float]) -> None:
         places = asyncio.Semaphore(self._job.concurrency) if self._job.concurrency else None
+        duration_s = self._job.point.duration_s
         tasks: set[asyncio.Task[bool]] = set()
         try:
             for number, due_s in due.items():
-                if self._job.duration_s is not None and due_s >= self._job.duration_s:
+                if duration_s is not None and due_s >= duration_s:
                     break
                 while (early_s := due_s - self._now()) > 0:  # uvloop's timers may end up to 1 ms early
                     await asyncio.sleep(early_s)
@@ -266,33 +232,31 @@ class _JobRun:
                 tasks.add(task)
                 if places is not None:
                     task.add_done_callback(lambda _: places.release())
-            if tasks:
-                await asyncio.wait(tasks)
-            for task in tasks:
-                task.result()
+            await asyncio.gather(*tasks)
         finally:
             await _cancel(tasks)
 
     async def _converse(self, index: int, due_s: float | None) -> bool:
         """Send turn after turn. A conversation ends early with a turn that failed; then the result is False."""
-        conversation = self._job.conversations[index]
+        job = self._job
+        conversation = job.conversations[index]
         target = self._targets[index % len(self._targets)]
-        history = _History(chat=self._job.target.chat)
+        before: list[tuple[Any, BenchAnswer]] = []
         for turn, request in enumerate(conversation):
             if turn:
                 await asyncio.sleep(request.wait_s)
             record = RequestRecord(index=index, turn=turn, due_s=due_s if turn == 0 else None)
-            if self._job.target.fields.get("ignore_eos"):
+            if job.target.fields.get("ignore_eos"):
                 record.asked_tokens = request.output_tokens
-            if index >= self._job.num_warmup:
+            if index >= job.point.num_warmup:
                 self._records.append(record)
-            has_next = turn + 1 < len(conversation)
             fields = {} if request.output_tokens is None else {"max_tokens": request.output_tokens}
-            fields |= request.fields or {}
-            asking = target.ask(history.with_prompt(request.prompt), fields, record, keep_ids=has_next)
+            prompt = _after(before, request.prompt, chat=job.target.chat)
+            keep_ids = turn + 1 < len(conversation)
+            asking = target.ask(prompt, {**fields, **(request.fields or {})}, record, keep_ids=keep_ids)
             self._active[id(record)] = record
             try:
-                limit_s = self._job.leave_after_s if index in self._job.leaving and turn == 0 else None
+                limit_s = job.point.leave_after_s if index in job.leaving and turn == 0 else None
                 answer = await asyncio.wait_for(asking, limit_s) if limit_s is not None else await asking
             except asyncio.TimeoutError:
                 break  # this user has left, as was asked for
@@ -304,36 +268,21 @@ class _JobRun:
             if record.outcome != "completed":
                 self._ended += 1
                 return False
-            if has_next:
-                history.add(request.prompt, answer)
+            before.append((request.prompt, answer))
         self._ended += 1
         return True
 
 
-class _History:
-    """The conversation so far, in the form of its prompts."""
-
-    def __init__(self, *, chat: bool) -> None:
-        self._chat = chat
-        self._messages: list[dict[str, str]] = []
-        self._text = ""
-        self._ids: list[int] = []
-
-    def with_prompt(self, prompt: Any) -> BenchPrompt:
-        if self._chat:
-            return [*self._messages, {"role": "user", "content": prompt}]
-        if isinstance(prompt, str):
-            return self._text + prompt
-        return [*self._ids, *prompt]
-
-    def add(self, prompt: Any, answer: BenchAnswer) -> None:
-        if self._chat:
-            reply = {"role": "assistant", "content": answer.text}
-            self._messages += [{"role": "user", "content": prompt}, reply]
-        elif isinstance(prompt, str):
-            self._text += prompt + answer.text
-        else:
-            self._ids += [*prompt, *answer.token_ids]
+def _after(before: Iterable[tuple[Any, BenchAnswer]], prompt: Any, *, chat: bool) -> BenchPrompt:
+    """Put a prompt behind the turns before it, each a prompt and its answer."""
+    if chat:
+        messages: list[dict[str, str]] = []
+        for user_text, answer in before:
+            messages += [{"role": "user", "content": user_text}, {"role": "assistant", "content": answer.text}]
+        return [*messages, {"role": "user", "content": prompt}]
+    if isinstance(prompt, str):
+        return "".join(text + answer.text for text, answer in before) + prompt
+    return [*(token for ids, answer in before for token in (*ids, *answer.token_ids)), *prompt]
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -18,22 +18,18 @@ from types import TracebackType
 import numpy as np
 
 from deepseek_triton_tools.bench.figures import RequestRecord
-from deepseek_triton_tools.bench.load_process import (
-    JobDone,
-    JobReady,
-    LoadJob,
-    LoadProgress,
-    StartRun,
-    StopRun,
-    serve_jobs,
-)
-from deepseek_triton_tools.bench.random_conversations import LazyConversations
+from deepseek_triton_tools.bench.load_process import JobDone, LoadJob, LoadProgress, serve_jobs
 from deepseek_triton_tools.bench.targets import TargetSettings
 from deepseek_triton_tools.bench.workload import Conversation, LoadPoint
 from deepseek_triton_tools.tool_errors import ToolError
 
 _ENDLESS = 200_000
 """Conversations of a closed loop that goes on for a time: more than it will send, so that no prompt comes twice."""
+_STREAMS_A_PROCESS = 256
+"""A process can read some 30,000 chunks a second."""
+_POLL_S = 0.2
+_HEAD_START_S = 0.2
+"""Seconds between the last process being ready and the start of the run."""
 
 
 def conversations_needed(point: LoadPoint) -> int:
@@ -54,9 +50,9 @@ def due_times(point: LoadPoint, conversations: Sequence[Conversation], seed: int
     if point.rate is None:
         if point.concurrency is not None:
             return None
-        if isinstance(conversations, LazyConversations):  # their times need no prompt
-            return [conversations.at_s(index) for index in range(len(conversations))]
-        return [conversation[0].at_s or 0.0 for conversation in conversations]
+        # The times of a file's rows need no prompts, which take long to make.
+        at_s = getattr(conversations, "at_s", lambda index: conversations[index][0].at_s or 0.0)
+        return [at_s(index) for index in range(len(conversations))]
     if math.isinf(point.rate):
         return [0.0] * len(conversations)
     gaps = np.random.default_rng(seed).gamma(
@@ -65,11 +61,10 @@ def due_times(point: LoadPoint, conversations: Sequence[Conversation], seed: int
     return [float(due) for due in np.cumsum(gaps)]
 
 
-_STREAMS_A_PROCESS = 256
-"""A process can read some 30,000 chunks a second."""
-_POLL_S = 0.2
-_HEAD_START_S = 0.2
-"""Seconds between the last process being ready and the start of the run."""
+def processes_for(point: LoadPoint) -> int:
+    """How many processes make this load well: one for every 256 streams, on half of the machine's cores at most."""
+    streams = point.concurrency or point.num_requests
+    return max(1, min(-(-streams // _STREAMS_A_PROCESS), (os.cpu_count() or 1) // 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +76,6 @@ class LoadRun:
     interrupted: bool = False
 
 
-def processes_for(point: LoadPoint) -> int:
-    """How many processes make this load well: one for every 256 streams, on half of the machine's cores at most."""
-    streams = point.concurrency or point.num_requests
-    return max(1, min(-(-streams // _STREAMS_A_PROCESS), (os.cpu_count() or 1) // 2))
-
-
 class LoadProcesses:
     """The load processes of a sweep. They end with the block, and with the process that made them."""
 
@@ -95,11 +84,12 @@ class LoadProcesses:
         self._pipes: list[Connection] = []
         self._processes = []
         self._counter = context.Value("q")
+        self._stop = context.Event()
         with ExitStack() as undo:
             undo.callback(self.close)
             for _ in range(number):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=serve_jobs, args=(theirs, self._counter), daemon=True)
+                process = context.Process(target=serve_jobs, args=(theirs, self._counter, self._stop), daemon=True)
                 process.start()
                 theirs.close()
                 self._pipes.append(ours)
@@ -140,15 +130,12 @@ class LoadProcesses:
         pipes = self._pipes[: len(jobs)]
         for pipe, job in zip(pipes, jobs, strict=True):
             pipe.send(job)
-        ready = [_receive(pipe) for pipe in pipes]
-        problems = [each.problem for each in ready if isinstance(each, JobReady) and each.problem]
-        if problems:
+        if problems := [problem for problem in map(_receive, pipes) if problem]:
             raise ToolError(f"the server can't be measured: {problems[0]}")
         start = time.monotonic() + _HEAD_START_S
         for pipe in pipes:
-            pipe.send(StartRun(at=start))
-        total = len(conversations)
-        done, interrupted = self._collect(pipes, start, total, on_progress)
+            pipe.send(start)
+        done, interrupted = self._collect(pipes, start, len(conversations), on_progress)
         records = sorted((record for each in done for record in each.records), key=lambda each: (each.index, each.turn))
         delays = [delay for each in done for delay in each.delays_ms]
         return LoadRun(records=records, delays_ms=delays, interrupted=interrupted)
@@ -157,28 +144,24 @@ class LoadProcesses:
         self, target: TargetSettings, point: LoadPoint, conversations: Sequence[Conversation], seed: int
     ) -> list[LoadJob]:
         """Deal the conversations and the places out to the processes in turn."""
-        number = len(self._pipes)
-        if point.concurrency is not None:
-            number = min(number, point.concurrency)
-        number = min(number, len(conversations))
+        places = point.concurrency or len(conversations)
+        number = min(len(self._pipes), places, len(conversations))
         self._counter.value = 0
+        self._stop.clear()
         due = due_times(point, conversations, seed)
         chance = random.Random(seed)
         leaving = {index for index in range(len(conversations)) if chance.random() < point.leave_share}
-        places = point.concurrency or len(conversations)
         return [
             LoadJob(
                 target=target,
+                point=point,
                 conversations=conversations,
                 # As many as the process has places, so that all end at about the same time.
                 due_s=None
                 if due is None
                 else {index: at for index, at in enumerate(due) if index % places % number == process},
-                num_warmup=point.num_warmup,
                 leaving=leaving,
-                leave_after_s=point.leave_after_s,
                 concurrency=None if point.concurrency is None else len(range(process, point.concurrency, number)),
-                duration_s=point.duration_s,
             )
             for process in range(number)
         ]
@@ -189,7 +172,6 @@ class LoadProcesses:
         done: list[JobDone] = []
         latest = dict.fromkeys(pipes, LoadProgress())
         working = set(pipes)
-        interrupted = False
         with _interrupts() as count:
             while working:
                 for pipe in wait(list(working), timeout=_POLL_S):
@@ -198,18 +180,24 @@ class LoadProcesses:
                     if isinstance(message, JobDone):
                         working.remove(pipe)
                         done.append(message)
-                        latest[pipe] = message.last
                     elif isinstance(message, LoadProgress):
                         latest[pipe] = message
-                on_progress(LoadProgress.together(list(latest.values()), time.monotonic() - start, total))
+                parts = latest.values()
+                on_progress(
+                    LoadProgress(
+                        ended=sum(part.ended for part in parts),
+                        failed=sum(part.failed for part in parts),
+                        inflight=sum(part.inflight for part in parts),
+                        output_tokens=sum(part.output_tokens for part in parts),
+                        elapsed_s=max(0.0, time.monotonic() - start),
+                        total=total,
+                    )
+                )
                 if count() > 1:
                     raise KeyboardInterrupt
-                if count() and not interrupted:
-                    interrupted = True
-                    for pipe in working:
-                        with contextlib.suppress(OSError):  # the process has died, which the next message tells
-                            pipe.send(StopRun())
-        return done, interrupted
+                if count():
+                    self._stop.set()
+        return done, self._stop.is_set()
 
 
 @contextlib.contextmanager

@@ -165,7 +165,7 @@ def _require_numpy() -> None:
 
 def _write_random(args: argparse.Namespace) -> int:
     _require_numpy()
-    from deepseek_triton_tools.bench.random_conversations import RandomConversations
+    from deepseek_triton_tools.bench.random_prompts import RandomConversations
 
     later = getattr(args, "later_input_mean", None)
     options = DatasetOptions(
@@ -202,7 +202,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     _require_numpy()
-    from deepseek_triton_tools.bench.dataset_summary import show_summary
+    from deepseek_triton_tools.bench.dataset_files import show_summary
     from deepseek_triton_tools.generating.prompt_sources import file_name
 
     requests = _requests_of_file(args, DatasetOptions(file=args.file), None)
@@ -213,7 +213,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def _requests_of_file(args: argparse.Namespace, options: DatasetOptions, num: int | None) -> Iterable[BenchRequest]:
     from deepseek_triton_tools.bench.dataset_files import FileConversationSource
-    from deepseek_triton_tools.bench.token_ids import tokenizer_counter
+    from deepseek_triton_tools.bench.random_prompts import tokenizer_counter
 
     counter = None if args.tokenizer is None else tokenizer_counter(args.tokenizer)
     source = FileConversationSource(options, _vocabulary(args), counter, num)
@@ -222,13 +222,13 @@ def _requests_of_file(args: argparse.Namespace, options: DatasetOptions, num: in
 
 
 def _vocabulary(args: argparse.Namespace) -> range:
-    from deepseek_triton_tools.bench.token_ids import text_token_ids, tokenizer_text_ids
+    from deepseek_triton_tools.bench.random_prompts import text_token_ids, tokenizer_text_ids
 
     return text_token_ids() if args.tokenizer is None else tokenizer_text_ids(args.tokenizer)
 
 
 def _write(args: argparse.Namespace, requests: Iterable[BenchRequest]) -> int:
-    from deepseek_triton_tools.bench.dataset_summary import dataset_lines
+    from deepseek_triton_tools.bench.dataset_files import dataset_lines
     from deepseek_triton_tools.host.whole_file import whole_file
 
     output = None if args.stdout else args.output

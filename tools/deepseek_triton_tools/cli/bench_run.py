@@ -168,8 +168,8 @@ def _conversation_source(
 ) -> ConversationSource:
     """The prompts of --dataset, or random ones; those of a preset have its lengths."""
     from deepseek_triton_tools.bench.dataset_files import FileConversationSource, RandomConversationSource
+    from deepseek_triton_tools.bench.random_prompts import text_token_ids
     from deepseek_triton_tools.bench.server_facts import token_counts
-    from deepseek_triton_tools.bench.token_ids import text_token_ids
 
     options = dataset_options(args)
     if published is not None:
