@@ -91,6 +91,10 @@ class Document:
             key = key.rpartition(".")[0]
         return self.lines.get(key)
 
+    def place(self, key: str | None) -> tuple[str, int | None, str]:
+        """Return file, line and name of `key`; without a key, no line."""
+        return self.file, self.line(key) if key else None, key or ""
+
     def finding(self, check: Code, key: str, message: str, fix: str) -> Finding:
         """Return a finding about `key`, whose message begins with the key."""
         message = message if message.startswith(key) else f"{key}: {message}"

@@ -49,7 +49,7 @@ def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | No
             message = f"{count} instances need the parameter {PARAMETER}, with the GPUs of each instance"
             yield config.finding(NO_GPUS, message, _example(count, num_ranks), at="instance_group")
         elif num_ranks and num_gpus:
-            yield from _check_count(config, num_ranks, num_gpus, "the instance", at="instance_group")
+            yield from count_findings(num_ranks, num_gpus, "the instance", **config.at("instance_group"))
         return
     instances = [[_gpu(gpu) for gpu in part.split(",") if gpu.strip()] for part in text.split(";")]
     if len(instances) != count or not all(instances):
@@ -62,7 +62,7 @@ def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | No
         yield config.finding(GPUS_SHARED, message, "give each GPU to one instance", at=PARAMETER)
     for index, gpus in enumerate(instances):
         if num_ranks and gpus:
-            yield from _check_count(config, num_ranks, len(gpus), f"instance {index}", at=PARAMETER)
+            yield from count_findings(num_ranks, len(gpus), f"instance {index}", **config.at(PARAMETER))
 
 
 def check_vllm_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | None) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def check_vllm_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int
         fix = "write count: 1, and raise data_parallel_size for more engines"
         yield config.finding(GPUS_SHARED, message, fix, at="instance_group")
     elif num_ranks and num_gpus:
-        yield from _check_count(config, num_ranks, num_gpus, "the instance", at="instance_group", way=VLLM_RANKS)
+        yield from count_findings(num_ranks, num_gpus, "the instance", **config.at("instance_group"), way=VLLM_RANKS)
 
 
 def hidden_gpus(script: ShellScript, num_ranks: int, gpu: Gpu | None, way: str = TRTLLM_RANKS) -> Iterator[Finding]:
@@ -113,27 +113,27 @@ def _gpu(name: str) -> str:
     return str(int(name)) if name.isdecimal() and len(name) < 10 else name
 
 
-def _check_count(
-    config: ModelConfig, num_ranks: int, num_gpus: int, what: str, *, at: str, way: str = TRTLLM_RANKS
+def count_findings(
+    num_ranks: int,
+    num_gpus: int,
+    what: str,
+    way: str = TRTLLM_RANKS,
+    *,
+    file: str,
+    line: int | None,
+    key: str,
 ) -> Iterator[Finding]:
-    problem = count_problem(num_ranks, num_gpus, what, way)
-    if problem is not None:
-        code, message, fix = problem
-        yield config.finding(code, message, fix, at=at)
-
-
-def count_problem(num_ranks: int, num_gpus: int, what: str, way: str = TRTLLM_RANKS) -> tuple[Code, str, str] | None:
-    """Return code, message and fix when `what` has more or fewer GPUs than ranks.
+    """Find more or fewer GPUs than ranks.
 
     :param way: what multiplies to the number of ranks.
     """
     message = f"{what} has {num_gpus} GPUs for {num_ranks} ranks ({way})"
     if num_gpus < num_ranks:
         fix = f"give it {num_ranks} GPUs, or make {way} {num_gpus}"
-        return TOO_FEW_GPUS, message, fix
-    if num_gpus > num_ranks:
-        return IDLE_GPUS, message, f"raise tensor_parallel_size, or name {num_ranks} GPUs"
-    return None
+        yield TOO_FEW_GPUS.finding(message, fix, file=file, line=line, key=key)
+    elif num_gpus > num_ranks:
+        fix = f"raise tensor_parallel_size, or name {num_ranks} GPUs"
+        yield IDLE_GPUS.finding(message, fix, file=file, line=line, key=key)
 
 
 def _example(count: int, num_ranks: int | None) -> str:

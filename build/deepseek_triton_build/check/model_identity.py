@@ -87,6 +87,11 @@ class Identity:
     """Whether the weights are not quantized. The catalogue has no such checkpoints."""
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What a deployment takes of it."""
+        return {name: getattr(self, name) for name in ("variant", "architecture", "checkpoint", "gpu")}
+
+    @property
     def precision(self) -> str | None:
         return self.checkpoint.precision if self.checkpoint else "bf16" if self.has_16_bits else None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,7 @@ from deepseek_triton_build.check.gpus import (
     memory_problems,
 )
 from deepseek_triton_build.check.model_identity import (
-    UNKNOWN,
     CheckOptions,
-    Identity,
     absent_checkpoint,
     find_checkpoint_folder,
     find_release,
@@ -36,21 +35,11 @@ from deepseek_triton_build.check.model_identity import (
 )
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import ModelConfig, backend_folder, check_config, check_name, read_config
-from deepseek_triton_build.check.rule_findings import (
-    Checked,
-    ModelCheck,
-    Place,
-    canonical_settings,
-    make_deployment,
-    make_vllm_deployment,
-    place_in,
-    with_balancer_file,
-)
+from deepseek_triton_build.check.rule_findings import ModelCheck, canonical_settings, place_in
 from deepseek_triton_build.check.schema import (
     MODEL_YAML,
     TRITON_SECTION,
     UPSTREAM_KEYS,
-    CheckedArguments,
     check_schema,
     check_triton_config,
     ignored_arguments,
@@ -65,11 +54,12 @@ from deepseek_triton_build.check.scripts import (
     vllm_variable_problems,
 )
 from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments
-from deepseek_triton_build.data.releases import Release
-from deepseek_triton_build.data.vllm import VllmVersion
+from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, ENGINES
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.rules.finding import Finding
+from deepseek_triton_build.rules.rule import Deployment
+from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 from deepseek_triton_build.text import is_path, short_repr
 
 OUR_PACKAGE = "deepseek_backend"
@@ -83,7 +73,7 @@ _NAMES_MODEL = re.compile(rb'"model"\s*:')
 _NAMES_VLLM = re.compile(rb"vllm")
 
 
-def check_model(folder: Path, version: str, root: Path, options: CheckOptions) -> Checked:
+def check_model(folder: Path, version: str, root: Path, options: CheckOptions) -> ModelCheck:
     """Check everything about the model in `folder`, whose model.yaml or model.json lies in its folder `version`.
 
     :param root: the folder that is checked. Findings name files relative to it.
@@ -107,19 +97,13 @@ def is_of_vllm_backend(folder: Path, version_dir: Path) -> bool:
     return False
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Library:
-    """The library that runs the model, and what is known of the model from its arguments."""
-
-    version: str
-    version_from: str
-    known: Identity
-    num_ranks: int | None
-
-
 @dataclass(kw_only=True)
 class _Model(ModelCheck):
+    """The check of a model with a model.yaml."""
+
     version_dir: Path
+    num_ranks: int | None = None
+    """None where the arguments give no valid numbers."""
 
     @property
     def in_version(self) -> str:
@@ -129,253 +113,230 @@ class _Model(ModelCheck):
     def file(self) -> str:
         return f"{self.in_version}{MODEL_YAML}"
 
-    @property
+    @cached_property
     def is_ours(self) -> bool:
-        return os.path.isdir(self.version_dir / OUR_PACKAGE) or self.stamp.has_below(
-            f"{self.version_dir.name}/{OUR_PACKAGE}"
-        )
+        in_stamp = f"{self.version_dir.name}/{OUR_PACKAGE}"
+        return os.path.isdir(self.version_dir / OUR_PACKAGE) or self.stamp.has_below(in_stamp)
 
-    def check(self) -> Checked:
-        self.findings += changed_files(self.stamp, self.folder, self.root, self.label)
-        document = self.keep(read_yaml(self.version_dir / MODEL_YAML, self.file))
-        recorded = self.keep(read_recorded(self.version_dir, self.in_version))
-        triton = {} if document is None else triton_settings(document)
-        engine = self.engine(triton, recorded, has_document=document is not None)
-        script = self.start_script()
-        if engine == _VLLM:
-            library = self.check_vllm(document, recorded, triton, script)
-        else:
-            library = self.check_tensorrt_llm(document, recorded, triton, engine, script)
-        config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
-        self.findings += self.missing_program(config)
-        if config is not None:
-            self.findings += check_config(
-                config,
-                folder=self.folder,
-                triton=None if document is None else triton,
-                model_yaml=self.file,
-                is_ours=self.is_ours,
-            )
-            self.findings += _gpu_problems(config, engine, library, script)
-        model = None if document is None else _model_of(document)
-        backend = "deepseek-triton" if self.is_ours else "upstream"
-        return self.checked(self.file, model, backend, engine, library.version, library.version_from, library.known)
+    @cached_property
+    def document(self) -> Document | None:
+        return self.keep(read_yaml(self.version_dir / MODEL_YAML, self.file))
 
-    def engine(self, triton: Mapping[str, Any], recorded: Recorded, *, has_document: bool) -> str:
-        """Return the engine that the model runs on.
+    @cached_property
+    def recorded(self) -> Recorded:
+        return self.keep(read_recorded(self.version_dir, self.in_version))
 
-        Where model.yaml can't be read or names an unknown engine, the record beside it tells vLLM from TensorRT-LLM.
-        """
-        named = triton.get("engine", _TENSORRT_LLM) if has_document else None
+    @property
+    def triton(self) -> Mapping[str, Any]:
+        return {} if self.document is None else triton_settings(self.document)
+
+    @property
+    def named_model(self) -> str:
+        """The checkpoint's folder or name; an empty string when the arguments name none."""
+        model = self.document.values.get("model") if self.document is not None else None
+        return model if isinstance(model, str) else ""
+
+    @cached_property
+    def engine(self) -> str:
+        """The engine that the model runs on. Where model.yaml can't be read or names an unknown one, the record beside
+        it tells vLLM from TensorRT-LLM."""
+        named = None if self.document is None else self.triton.get("engine", _TENSORRT_LLM)
         if not self.is_ours:
             return _TENSORRT_LLM
         if named in ENGINES:
             return str(named)
-        return _VLLM if recorded.vllm is not None else _TENSORRT_LLM
+        return _TENSORRT_LLM if self.recorded.vllm is None else _VLLM
 
-    def start_script(self) -> ShellScript | None:
-        """Return start.sh; None without one. What is wrong with it is said when the whole repository is checked."""
+    @cached_property
+    def script(self) -> ShellScript | None:
+        """start.sh; None without one. What is wrong with it is said when the whole repository is checked."""
         path = self.folder.parent / START_SCRIPT
         if not os.path.lexists(path):
             return None
-        script, found = read_script(path, START_SCRIPT)
+        script, findings = read_script(path, START_SCRIPT)
         if self.root == self.folder.parent:
-            self.findings += found
+            self.findings += findings
             self.findings += [] if script is None else variable_problems(script)
         elif script is None:
             self.unchecked.append(f"{START_SCRIPT}, because it can't be read")
         return script
 
-    def missing_program(self, config: ModelConfig | None) -> list[Finding]:
-        """Return the finding about a model.py that is not there. That of a generated model is among changed_files."""
-        name = (config.message.default_model_filename if config is not None else "") or MODEL_PY
-        if f"{self.folder.name}/{self.version_dir.name}/{name}" in self.stamp.files:
-            return []
-        if config is not None and backend_folder(config, self.folder) is not None:
-            return []
-        if os.path.lexists(self.version_dir / name):
-            return []
-        fix = "put it there; deepseek-triton build --force writes this project's"
-        return [MISSING_FILE.finding(f"{name} is missing, which Triton runs", fix, file=f"{self.in_version}{name}")]
+    def check(self) -> ModelCheck:
+        self.findings += changed_files(self.stamp, self.folder, self.root, self.label)
+        if self.engine == _VLLM:
+            self.check_vllm()
+        else:
+            self.check_tensorrt_llm()
+        config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
+        self.find_program(config)
+        if config is not None:
+            triton = None if self.document is None else self.triton
+            self.findings += check_config(
+                config, folder=self.folder, triton=triton, model_yaml=self.file, is_ours=self.is_ours
+            )
+            self.check_instances(config)
+        backend = "deepseek-triton" if self.is_ours else "upstream"
+        return self.done(self.file, self.named_model, backend, self.engine)
 
-    def check_tensorrt_llm(
-        self,
-        document: Document | None,
-        recorded: Recorded,
-        triton: Mapping[str, Any],
-        engine: str,
-        script: ShellScript | None,
-    ) -> _Library:
+    def find_program(self, config: ModelConfig | None) -> None:
+        """Report a model.py that is not there. That of a generated model is among changed_files."""
+        name = (config.message.default_model_filename if config is not None else "") or MODEL_PY
+        is_generated = f"{self.folder.name}/{self.version_dir.name}/{name}" in self.stamp.files
+        is_elsewhere = config is not None and backend_folder(config, self.folder) is not None
+        if not is_generated and not is_elsewhere and not os.path.lexists(self.version_dir / name):
+            message, file = f"{name} is missing, which Triton runs", f"{self.in_version}{name}"
+            fix = "put it there; deepseek-triton build --force writes this project's"
+            self.findings.append(MISSING_FILE.finding(message, fix, file=file))
+
+    def check_instances(self, config: ModelConfig) -> None:
+        """Find instances whose GPUs are missing, shared, hidden, too few or too many."""
+        ranks, gpus = self.num_ranks, self.known.num_gpus
+        if self.engine == _VLLM:
+            self.findings += check_kinds(config, KIND_CPU)
+            self.findings += check_vllm_gpus(config, num_ranks=ranks, num_gpus=gpus)
+        elif self.engine == _TENSORRT_LLM:
+            self.findings += check_gpus(config, num_ranks=ranks, num_gpus=gpus)
+        if self.engine in (_TENSORRT_LLM, _VLLM) and self.script is not None and ranks is not None:
+            way = VLLM_RANKS if self.engine == _VLLM else TRTLLM_RANKS
+            self.findings += hidden_gpus(self.script, ranks, self.known.gpu, way)
+
+    def check_tensorrt_llm(self) -> None:
         """Check what TensorRT-LLM gets, and what an embedded engine gets that takes its place."""
         record_file = f"{self.in_version}{RELEASE_RECORD}"
-        release, release_from, unsure = find_release(
-            self.options, recorded.release, self.stamp, record_file=record_file, file=self.file
+        release, self.version_from, unsure = find_release(
+            self.options, self.recorded.release, self.stamp, record_file=record_file, file=self.file
         )
-        arguments = CheckedArguments() if document is None else self.check_arguments(document, release, engine)
-        known = UNKNOWN
-        if engine == _TENSORRT_LLM and document is not None:
-            self.findings += unsure
-            self.findings += self.other_record("TensorRT-LLM", recorded.release, "vLLM", recorded.vllm)
-            known = self.check_rules(document, arguments, release, triton, script)
-        num_ranks = _num_ranks(document, arguments.settings)
-        return _Library(version=release.version, version_from=release_from, known=known, num_ranks=num_ranks)
-
-    def check_vllm(
-        self, document: Document | None, recorded: Recorded, triton: Mapping[str, Any], script: ShellScript | None
-    ) -> _Library:
-        """Check what vLLM gets."""
-        version, version_from, unsure = find_vllm(
-            self.options, recorded.vllm, self.stamp, record_file=f"{self.in_version}{RELEASE_RECORD}", file=self.file
-        )
-        self.findings += self.other_record("vLLM", recorded.vllm, "TensorRT-LLM", recorded.release) or unsure
-        known, num_ranks = UNKNOWN, None
-        if document is not None:
-            self.findings += check_triton_config(document, version.find, is_ours=self.is_ours)
-            known, num_ranks = self.check_vllm_arguments(document, version, triton, script)
-        return _Library(version=version.version, version_from=version_from, known=known, num_ranks=num_ranks)
-
-    def check_vllm_arguments(
-        self, document: Document, version: VllmVersion, triton: Mapping[str, Any], script: ShellScript | None
-    ) -> tuple[Identity, int | None]:
-        """Check the engine arguments in `document`, and return what the model is, and the ranks it needs."""
-        sections = (TRITON_SECTION,) if self.is_ours else ()
-        arguments = check_vllm_arguments(document, version, other_sections=sections)
-        self.findings += arguments.findings
-        self.findings += self.missing_model(document)
-        if script is not None and self.root == self.folder.parent:
-            self.findings += vllm_variable_problems(script, version, partial(as_setting, document))
-        facts = self.checkpoint(document, for_vllm=True) if _model_of(document) else None
-        known = self.identify(_model_of(document), facts, self.file, document.line("model"))
-        deployment = make_vllm_deployment(arguments.settings, version, known, triton, arguments.unknown)
-        self.check_on_vllm(deployment, partial(_place, document), facts)
-        self.note_unchecked(known, facts)
-        return known, _num_ranks(document, arguments.settings, "data_parallel_size")
-
-    def other_record(self, wanted: str, of_wanted: str | None, other: str, of_other: str | None) -> list[Finding]:
-        """Return the finding about a record of the other library, where there is none of the wanted one."""
-        if of_wanted is not None or of_other is None:
-            return []
-        file = f"{self.in_version}{RELEASE_RECORD}"
-        message = f"expected the record of a version of {wanted}, which the engine is, found that of {other} {of_other}"
-        fix = f"build the repository again for {wanted}, or correct triton_config.engine"
-        return [OTHER_RECORD.finding(message, fix, file=file)]
-
-    def missing_model(self, document: Document) -> list[Finding]:
-        if document.values.get("model"):
-            return []
-        fix, line = "write model: with the checkpoint's folder or name", document.line("model") or 1
-        return [MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")]
-
-    def check_arguments(self, document: Document, release: Release, engine: str) -> CheckedArguments:
-        """Return the LLM arguments, and add findings about the wrong ones."""
+        self.version = release.version
+        document = self.document
+        if document is None:
+            return
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
-        if engine in EMBEDDED_ENGINES:
-            arguments = ignored_arguments(document, engine)
-        else:
-            arguments = check_schema(document, release, other_sections=sections)
+        is_embedded = self.engine in EMBEDDED_ENGINES
+        arguments = (
+            ignored_arguments(document, self.engine)
+            if is_embedded
+            else check_schema(document, release, other_sections=sections)
+        )
         self.findings += arguments.findings
         self.findings += check_triton_config(document, release.find_key, is_ours=self.is_ours)
-        self.findings += self.missing_model(document)
-        return arguments
-
-    def check_rules(
-        self,
-        document: Document,
-        arguments: CheckedArguments,
-        release: Release,
-        triton: Mapping[str, Any],
-        script: ShellScript | None,
-    ) -> Identity:
-        """Check the checkpoint, the rules and the memory, and return what the model is."""
-        facts = self.checkpoint(document) if _model_of(document) else None
-        known = self.identify(_model_of(document), facts, self.file, document.line("model"))
-        settings = self.keep(
-            with_balancer_file(canonical_settings(arguments, release), self.version_dir, self.in_version)
+        self.find_model(document)
+        self.num_ranks = _num_ranks(document, arguments.settings)
+        if is_embedded:
+            return
+        self.findings += unsure
+        self.find_other_record("TensorRT-LLM", self.recorded.release, "vLLM", self.recorded.vllm)
+        facts = self.checkpoint(document)
+        settings = self.keep(canonical_settings(arguments, release, self.version_dir, self.in_version))
+        self.deployment = Deployment(
+            settings=settings,
+            release=release,
+            triton=flattened(self.triton),
+            environment={} if self.script is None else self.script.known_values,
+            **self.known.facts,
         )
-        variables = {} if script is None else script.known_values
-        deployment = make_deployment(settings, release, known, triton, variables)
-        misfits = list(memory_problems(deployment)) if _num_ranks(document, settings) is not None else []
-        self.check_deployment(deployment, misfits, place_in(document, arguments, release), facts)
+        misfits = memory_problems(self.deployment) if _num_ranks(document, settings) is not None else ()
+        self.check_deployment(misfits, place_in(document, arguments, release), facts)
         self.unchecked += self.keep(engine_problems(document, release))
-        self.note_unchecked(known, facts)
-        return known
+
+    def check_vllm(self) -> None:
+        """Check what vLLM gets."""
+        version, self.version_from, unsure = find_vllm(
+            self.options,
+            self.recorded.vllm,
+            self.stamp,
+            record_file=f"{self.in_version}{RELEASE_RECORD}",
+            file=self.file,
+        )
+        self.version = version.version
+        if not self.find_other_record("vLLM", self.recorded.vllm, "TensorRT-LLM", self.recorded.release):
+            self.findings += unsure
+        document = self.document
+        if document is None:
+            return
+        if self.is_ours:
+            self.findings += check_triton_config(document, version.find, is_ours=True)
+        arguments = check_vllm_arguments(document, version, other_sections=(TRITON_SECTION,) if self.is_ours else ())
+        self.findings += arguments.findings
+        self.find_model(document)
+        if self.script is not None and self.root == self.folder.parent:
+            self.findings += vllm_variable_problems(self.script, version, partial(as_setting, document))
+        facts = self.checkpoint(document, for_vllm=True)
+        deployment = VllmDeployment(
+            settings=arguments.settings,
+            unknown=frozenset(arguments.unknown),
+            vllm=version,
+            triton=flattened(self.triton),
+            **self.known.facts,
+        )
+        self.check_on_vllm(deployment, document.place, facts)
+        self.num_ranks = _num_ranks(document, arguments.settings, "data_parallel_size")
+
+    def find_other_record(self, wanted: str, of_wanted: str | None, other: str, of_other: str | None) -> bool:
+        """Report a record of the other library, where there is none of the wanted one, and tell whether it is so."""
+        if of_wanted is not None or of_other is None:
+            return False
+        message = f"expected the record of a version of {wanted}, which the engine is, found that of {other} {of_other}"
+        fix = f"build the repository again for {wanted}, or correct triton_config.engine"
+        self.findings.append(OTHER_RECORD.finding(message, fix, file=f"{self.in_version}{RELEASE_RECORD}"))
+        return True
+
+    def find_model(self, document: Document) -> None:
+        """Report arguments that name no model."""
+        if not document.values.get("model"):
+            fix, line = "write model: with the checkpoint's folder or name", document.line("model") or 1
+            self.findings.append(
+                MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
+            )
 
     def checkpoint(self, document: Document, *, for_vllm: bool = False) -> CheckpointFacts | None:
-        """Return what the checkpoint's files say; None when it is not on this machine."""
-        model = _model_of(document)
-        found = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
-        tokenizer, named = found, document.values.get("tokenizer")
-        if isinstance(named, str) and not is_path(named):
-            tokenizer = None  # a Hugging Face name, which rule E008 judges
-        elif isinstance(named, str):
-            tokenizer = find_checkpoint_folder(named, self.version_dir, None)
-            if tokenizer is None:
-                self.findings.append(absent_checkpoint(document, named, "tokenizer", strict=self.options.strict))
-        if found is None:
-            self.findings.append(absent_checkpoint(document, model, "model", strict=self.options.strict))
-            return None
-        return self.read_checkpoint(found, tokenizer, for_vllm=for_vllm)
+        """Find out what the model is, and return what the checkpoint's files say; None when it is not on this
+        machine."""
+        model, facts = self.named_model, None
+        if model:
+            folder = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
+            tokenizer, named = folder, document.values.get("tokenizer")
+            if isinstance(named, str):  # a Hugging Face name is judged by rule E008
+                tokenizer = find_checkpoint_folder(named, self.version_dir, None) if is_path(named) else None
+                if tokenizer is None and is_path(named):
+                    self.findings.append(absent_checkpoint(document, named, "tokenizer", strict=self.options.strict))
+            if folder is None:
+                self.findings.append(absent_checkpoint(document, model, "model", strict=self.options.strict))
+            facts = self.read_checkpoint(folder, tokenizer, for_vllm=for_vllm)
+        self.identify(model, facts, self.file, document.line("model"))
+        return facts
 
 
-def _gpu_problems(config: ModelConfig, engine: str, library: _Library, script: ShellScript | None) -> Iterator[Finding]:
-    """Find instances whose GPUs are missing, shared, hidden, too few or too many."""
-    ranks, gpus = library.num_ranks, library.known.num_gpus
-    if engine == _VLLM:
-        yield from check_kinds(config, KIND_CPU)
-        yield from check_vllm_gpus(config, num_ranks=ranks, num_gpus=gpus)
-    elif engine == _TENSORRT_LLM:
-        yield from check_gpus(config, num_ranks=ranks, num_gpus=gpus)
-    if engine in (_TENSORRT_LLM, _VLLM) and script is not None and ranks is not None:
-        yield from hidden_gpus(script, ranks, library.known.gpu, VLLM_RANKS if engine == _VLLM else TRTLLM_RANKS)
-
-
-def _model_of(document: Document) -> str:
-    """Return the checkpoint's folder or name; an empty string when model.yaml names none."""
-    model = document.values.get("model")
-    return model if isinstance(model, str) else ""
-
-
-def _place(document: Document, key: str | None) -> Place:
-    return document.file, document.line(key) if key else None, key or ""
-
-
-def _num_ranks(document: Document | None, settings: Mapping[str, Any], *others: str) -> int | None:
+def _num_ranks(document: Document, settings: Mapping[str, Any], *others: str) -> int | None:
     """Return tensor x pipeline parallelism, times `others`; None when one of them has a wrong value."""
-    sizes = 1
-    for key in ("tensor_parallel_size", "pipeline_parallel_size", *others):
-        if document is None or (key in document.values and key not in settings):
-            return None
-        sizes *= int(settings.get(key, 1))
-    return sizes
+    keys = ("tensor_parallel_size", "pipeline_parallel_size", *others)
+    if any(key in document.values and key not in settings for key in keys):
+        return None
+    return math.prod(int(settings.get(key, 1)) for key in keys)
 
 
 class _VllmBackendModel(_Model):
     """The check of a model of Triton's own vLLM backend: its model.json, its config.pbtxt and its checkpoint."""
 
+    engine, is_ours, recorded = _VLLM, False, Recorded()
+    triton: Mapping[str, Any] = {}
+
     @property
     def file(self) -> str:
         return f"{self.in_version}{MODEL_JSON}"
 
-    @property
-    def is_ours(self) -> bool:
-        return False
+    @cached_property
+    def document(self) -> Document | None:
+        return self.keep(read_json_document(self.version_dir / MODEL_JSON, self.file))
 
-    def check(self) -> Checked:
-        document = self.keep(read_json_document(self.version_dir / MODEL_JSON, self.file))
-        version, version_from, unsure = find_vllm(
-            self.options, None, self.stamp, record_file=f"{self.in_version}{RELEASE_RECORD}", file=self.file
-        )
-        self.findings += unsure
-        known, num_ranks = UNKNOWN, None
-        if document is not None:
-            known, num_ranks = self.check_vllm_arguments(document, version, {}, self.start_script())
+    def check(self) -> ModelCheck:
+        self.check_vllm()
         config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
         if config is not None:
             self.findings += check_name(config, self.folder)
-            self.findings += _vllm_backend_problems(config, is_alone=num_ranks == 1)
-            self.findings += check_vllm_gpus(config, num_ranks=num_ranks, num_gpus=known.num_gpus)
-        model = None if document is None else str(document.values.get("model") or "")
-        return self.checked(self.file, model, "vllm_backend", _VLLM, version.version, version_from, known)
+            self.findings += _vllm_backend_problems(config, is_alone=self.num_ranks == 1)
+            self.findings += check_vllm_gpus(config, num_ranks=self.num_ranks, num_gpus=self.known.num_gpus)
+        model = None if self.document is None else str(self.document.values.get("model") or "")
+        return self.done(self.file, model, "vllm_backend", _VLLM)
 
 
 def _vllm_backend_problems(config: ModelConfig, *, is_alone: bool) -> Iterator[Finding]:

@@ -70,8 +70,12 @@ class ModelConfig:
                 places[word] = depth, line
         return places
 
+    def at(self, at: str) -> dict[str, Any]:
+        """Return the place of a field or of a quoted text, for a finding."""
+        return {"file": self.file, "line": self.line(at), "key": at.strip('"')}
+
     def finding(self, check: Code, message: str, fix: str, *, at: str) -> Finding:
-        return check.finding(message, fix, file=self.file, line=self.line(at), key=at.strip('"'))
+        return check.finding(message, fix, **self.at(at))
 
     def unknown_number(self, field: str, number: int, *, at: str) -> Finding:
         """Return the finding about a number that stands for no name of Triton's."""

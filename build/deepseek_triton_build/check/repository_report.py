@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from deepseek_triton_build.build_errors import NothingToCheckError
-from deepseek_triton_build.check.documents import Document, read_yaml
+from deepseek_triton_build.check.documents import read_yaml
 from deepseek_triton_build.check.finding import UNREADABLE, Report, in_order
 from deepseek_triton_build.check.generated_origin import Stamp, changed_files, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions, require_model_root
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model, is_of_vllm_backend
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
-from deepseek_triton_build.check.rule_findings import CheckedFolder, PlacedDeployment
+from deepseek_triton_build.check.rule_findings import ModelCheck
 from deepseek_triton_build.check.schema import MODEL_YAML
-from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, ShellScript, Word, read_script
-from deepseek_triton_build.data.releases import Release, load_release
+from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, Word, read_script
+from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.render.stamp import MANIFEST
 from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
@@ -31,118 +32,21 @@ _METADATA = ("-m", "--metadata_server_config_file")
 _SECTIONS = (*(f"{side}_servers" for side in SIDES), CLUSTER)
 
 
-def is_pair(directory: Path) -> bool:
-    """Whether the folder holds the two sides of a pair, and not two models with these names."""
-    sides = [directory / side for side in SIDES]
-    return all(
-        os.path.isdir(side) and os.access(side, os.R_OK) and not any(name.isdecimal() for name in os.listdir(side))
-        for side in sides
-    )
+class _Folder(NamedTuple):
+    """Everything that was checked in one folder."""
 
+    models: list[ModelCheck]
+    unreadable: list[Finding]
+    """Findings about folders that can't be looked into."""
 
-def missing_side(directory: Path) -> str | None:
-    """Return the side of which a pair that `build` wrote has lost its folder; None where none is missing."""
-    stamp, _ = read_stamp(directory, "")
-    for side in SIDES:
-        is_told = any(name.startswith(f"{side}/") for name in stamp.files)
-        if is_told and not os.path.lexists(directory / side):
-            return side
-    return None
+    @property
+    def findings(self) -> list[Finding]:
+        return [*self.unreadable, *(finding for model in self.models for finding in model.findings)]
 
-
-def is_orchestrators(path: Path) -> bool:
-    """Whether the file is a disagg_config.yaml, under whatever name."""
-    if not os.path.isfile(path):
-        return False
-    document, _ = read_yaml(path, path.name)
-    return path.name == CONFIG_NAME or (document is not None and any(key in document.values for key in _SECTIONS))
-
-
-def check_pair(directory: Path, sides: Mapping[str, CheckedFolder], options: CheckOptions) -> Report:
-    """Report on the whole pair.
-
-    :param sides: side -> everything that was checked in its folder.
-    """
-    stamp, findings = read_stamp(directory, "")
-    own = {name: checksum for name, checksum in stamp.files.items() if "/" not in name}  # the sides have stamps
-    findings += changed_files(Stamp(values={**stamp.values, "files": own}, file=stamp.file), directory, directory, "")
-    models = []
-    for side, checked in sides.items():
-        findings += [_below(side, finding) for finding in checked.findings]
-        models += [replace(one.model, file=f"{side}/{one.model.file}") for one in checked.models]
-    findings += _pair_findings(sides)
-    if os.path.lexists(directory / CONFIG_NAME):
-        findings += orchestrator_findings(directory / CONFIG_NAME, sides, options)
-    return Report(findings=in_order(findings), models=tuple(models))
-
-
-def _below(side: str, finding: Finding) -> Finding:
-    """Return the finding about a file of a side, named from the pair's folder."""
-    return finding if os.path.isabs(finding.file) else replace(finding, file=f"{side}/{finding.file}")
-
-
-def _server_pair(sides: Mapping[str, CheckedFolder]) -> tuple[dict[str, PlacedDeployment], ServerPair | None]:
-    """Return side -> the deployment of its model, where one is known, and both together where both are."""
-    known = {side: next((one.placed for one in checked.models if one.placed), None) for side, checked in sides.items()}
-    placed = {side: deployment for side, deployment in known.items() if deployment is not None}
-    if len(placed) < len(SIDES):
-        return placed, None
-    return placed, ServerPair(context=placed[CONTEXT].deployment, generation=placed[GENERATION].deployment)
-
-
-def _pair_findings(sides: Mapping[str, CheckedFolder]) -> Iterator[Finding]:
-    placed, pair = _server_pair(sides)
-    for rule, violation in () if pair is None else disaggregation_violations(pair):
-        side, _, key = (violation.key or CONTEXT).partition(".")
-        file, line, name = placed[side].place(key or None)
-        finding = rule.finding(violation.message, violation.fix, file=file, line=line, key=name or None)
-        yield _below(side, finding)
-
-
-def orchestrator_findings(config: Path, sides: Mapping[str, CheckedFolder], options: CheckOptions) -> list[Finding]:
-    """Return what is wrong with a disagg_config.yaml and the script beside it that starts the orchestrator."""
-    document, findings = read_yaml(config, config.name)
-    path = config.parent / SCRIPT_NAME
-    script, found = read_script(path, SCRIPT_NAME) if os.path.lexists(path) else (None, [])
-    findings += found
-    if document is None:
-        return findings
-    orchestrator = _orchestrator(document, script, _server_pair(sides)[1], options)
-    for rule, violation in orchestrator_violations(orchestrator):
-        file, line = (SCRIPT_NAME, None) if violation.key is None else (config.name, document.line(violation.key))
-        findings.append(rule.finding(violation.message, violation.fix, file=file, line=line, key=violation.key))
-    return findings
-
-
-def _orchestrator(
-    document: Document, script: ShellScript | None, pair: ServerPair | None, options: CheckOptions
-) -> Orchestrator:
-    program = None if script is None else script.program
-    words = () if program is None else program.words
-    is_started = bool(words) and words[0].text == "disaggregated"
-    release: Release | None = None if pair is None else pair.context.release
-    if options.release is not None:
-        release = load_release(options.release)
-    is_known = pair is not None and all(d.checkpoint is not None for d in pair.sides.values())
-    return Orchestrator(
-        config=document.values,
-        release=release,
-        start_timeout_s=_seconds(words, _START_TIMEOUT) if is_started else None,
-        request_timeout_s=_seconds(words, _REQUEST_TIMEOUT) if is_started else None,
-        has_metadata_server=any(word.text.partition("=")[0] in _METADATA for word in words),
-        load_s=pair.load_limit_s if pair is not None and is_known else None,
-        pair=None if pair is None else pair.well_typed(),
-    )
-
-
-def _seconds(words: Sequence[Word], names: Sequence[str]) -> int | None:
-    """Return the value of a flag, or trtllm-serve's default; None when it depends on more than the script."""
-    for word, following in zip(words, [*words[1:], None], strict=True):
-        name, equals, given = word.text.partition("=")
-        if name in names:
-            value = Word(given, word.line).value if equals else following and following.value
-            return int(value) if value and value.isdecimal() else None
-    return DEFAULT_TIMEOUT_S
+    @property
+    def on_tensorrt_llm(self) -> ModelCheck | None:
+        """The model that has a deployment of TensorRT-LLM."""
+        return next((model for model in self.models if model.deployment is not None), None)
 
 
 def check_repository(directory: Path, options: CheckOptions | None = None) -> Report:
@@ -157,29 +61,121 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     options = options or CheckOptions()
     require_model_root(options)
     _require_path(directory)
-    if is_pair(directory):
-        return check_pair(directory, {side: _checked(directory / side, options) for side in SIDES}, options)
-    if (missing := missing_side(directory)) is not None:
-        raise NothingToCheckError(
-            f"{directory}: expected a pair's two sides, {' and '.join(SIDES)}, found no folder {missing}; build the "
-            "pair again, or name the folder of the other side"
-        )
-    if is_orchestrators(directory):
-        sides = SIDES if is_pair(directory.parent) else ()
-        checked_sides = {side: _checked(directory.parent / side, options) for side in sides}
-        return Report(findings=in_order(orchestrator_findings(directory, checked_sides, options)), models=())
+    if _is_pair(directory):
+        return _pair_report(directory, options)
+    stamp, _ = read_stamp(directory, "")
+    for side in SIDES:
+        if any(name.startswith(f"{side}/") for name in stamp.files) and not os.path.lexists(directory / side):
+            raise NothingToCheckError(
+                f"{directory}: expected a pair's two sides, {' and '.join(SIDES)}, found no folder {side}; build the "
+                "pair again, or name the folder of the other side"
+            )
+    if _is_orchestrators(directory):
+        sides = SIDES if _is_pair(directory.parent) else ()
+        pair = _server_pair({side: _checked(directory.parent / side, options) for side in sides})
+        return Report(findings=in_order(_orchestrator_findings(directory, pair, options)), models=())
     checked = _checked(directory, options)
     return Report(findings=in_order(checked.findings), models=tuple(one.model for one in checked.models))
 
 
-def _checked(directory: Path, options: CheckOptions) -> CheckedFolder:
+def _is_pair(directory: Path) -> bool:
+    """Whether the folder holds the two sides of a pair, and not two models with these names."""
+    sides = [directory / side for side in SIDES]
+    return all(
+        os.path.isdir(side) and os.access(side, os.R_OK) and not any(name.isdecimal() for name in os.listdir(side))
+        for side in sides
+    )
+
+
+def _is_orchestrators(path: Path) -> bool:
+    """Whether the file is a disagg_config.yaml, under whatever name."""
+    if not os.path.isfile(path):
+        return False
+    document, _ = read_yaml(path, path.name)
+    return path.name == CONFIG_NAME or (document is not None and any(key in document.values for key in _SECTIONS))
+
+
+def _pair_report(directory: Path, options: CheckOptions) -> Report:
+    sides = {side: _checked(directory / side, options) for side in SIDES}
+    stamp, findings = read_stamp(directory, "")
+    own = {name: checksum for name, checksum in stamp.files.items() if "/" not in name}  # the sides have stamps
+    findings += changed_files(Stamp(values={**stamp.values, "files": own}, file=stamp.file), directory, directory, "")
+    models = []
+    for side, checked in sides.items():
+        findings += [_below(side, finding) for finding in checked.findings]
+        models += [replace(one.model, file=f"{side}/{one.model.file}") for one in checked.models]
+    pair = _server_pair(sides)
+    for rule, violation in () if pair is None else disaggregation_violations(pair):
+        side, _, key = (violation.key or CONTEXT).partition(".")
+        placed = sides[side].on_tensorrt_llm
+        assert placed is not None  # or there would be no pair
+        file, line, name = placed.place(key or None)
+        finding = rule.finding(violation.message, violation.fix, file=file, line=line, key=name or None)
+        findings.append(_below(side, finding))
+    if os.path.lexists(directory / CONFIG_NAME):
+        findings += _orchestrator_findings(directory / CONFIG_NAME, pair, options)
+    return Report(findings=in_order(findings), models=tuple(models))
+
+
+def _below(side: str, finding: Finding) -> Finding:
+    """Return the finding about a file of a side, named from the pair's folder."""
+    return finding if os.path.isabs(finding.file) else replace(finding, file=f"{side}/{finding.file}")
+
+
+def _server_pair(sides: Mapping[str, _Folder]) -> ServerPair | None:
+    """Return the deployments of both sides; None where one is not known."""
+    models = (checked.on_tensorrt_llm for checked in sides.values())
+    known = [model.deployment for model in models if model is not None and model.deployment is not None]
+    return ServerPair(context=known[0], generation=known[1]) if len(known) == len(SIDES) else None
+
+
+def _orchestrator_findings(config: Path, pair: ServerPair | None, options: CheckOptions) -> list[Finding]:
+    """Return what is wrong with a disagg_config.yaml and the script beside it that starts the orchestrator."""
+    document, findings = read_yaml(config, config.name)
+    path = config.parent / SCRIPT_NAME
+    script, in_script = read_script(path, SCRIPT_NAME) if os.path.lexists(path) else (None, [])
+    findings += in_script
+    if document is None:
+        return findings
+    words = script.program.words if script is not None and script.program is not None else ()
+    is_started = bool(words) and words[0].text == "disaggregated"
+    release = None if pair is None else pair.context.release
+    if options.release is not None:
+        release = load_release(options.release)
+    is_known = pair is not None and all(d.checkpoint is not None for d in pair.sides.values())
+    orchestrator = Orchestrator(
+        config=document.values,
+        release=release,
+        start_timeout_s=_seconds(words, _START_TIMEOUT) if is_started else None,
+        request_timeout_s=_seconds(words, _REQUEST_TIMEOUT) if is_started else None,
+        has_metadata_server=any(word.text.partition("=")[0] in _METADATA for word in words),
+        load_s=pair.load_limit_s if pair is not None and is_known else None,
+        pair=None if pair is None else pair.well_typed(),
+    )
+    for rule, violation in orchestrator_violations(orchestrator):
+        file, line = (SCRIPT_NAME, None) if violation.key is None else (config.name, document.line(violation.key))
+        findings.append(rule.finding(violation.message, violation.fix, file=file, line=line, key=violation.key))
+    return findings
+
+
+def _seconds(words: Sequence[Word], names: Sequence[str]) -> int | None:
+    """Return the value of a flag, or trtllm-serve's default; None when it depends on more than the script."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        name, equals, given = word.text.partition("=")
+        if name in names:
+            value = Word(given, word.line).value if equals else following and following.value
+            return int(value) if value and value.isdecimal() else None
+    return DEFAULT_TIMEOUT_S
+
+
+def _checked(directory: Path, options: CheckOptions) -> _Folder:
     """Check the models or programs of a folder, or a program's YAML file."""
     is_program = os.path.isfile(directory) or is_program_folder(directory)
     checked = check_programs(directory, options) if is_program else []
     models, unreadable = ([], []) if os.path.isfile(directory) else _models(directory, may_be_none=is_program)
-    for folder, version in models:
-        checked.append(check_model(folder, version, directory, options))
-    return CheckedFolder(checked, unreadable)
+    return _Folder(
+        [*checked, *(check_model(folder, version, directory, options) for folder, version in models)], unreadable
+    )
 
 
 def _require_path(directory: Path) -> None:

@@ -3,67 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, check_checkpoint, mtp_problems
 from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.finding import CheckedModel
 from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.check.gpus import vllm_memory_problems
-from deepseek_triton_build.check.model_identity import CheckOptions, Identity, identify, unchecked_facts
+from deepseek_triton_build.check.model_identity import UNKNOWN, CheckOptions, Identity, identify, unchecked_facts
 from deepseek_triton_build.check.schema import CheckedArguments
-from deepseek_triton_build.check.vllm_arguments import num_draft_tokens
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.releases import Release
-from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.rules import violations, vllm_violations
 from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.moe import BALANCER
-from deepseek_triton_build.rules.rule import Deployment, Violation
+from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
 Place = tuple[str, int | None, str]
 """File, line and name of a setting."""
+FindPlace = Callable[[str | None], Place]
+"""A function that returns where a key stands, or would stand: a canonical one, or of vLLM a dotted path."""
 _Read = TypeVar("_Read")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlacedDeployment:
-    """The deployment that files describe, with the places of its settings."""
-
-    deployment: Deployment
-    place: Callable[[str | None], Place]
-    """A function that returns where a canonical key stands, or would stand."""
-
-
-class Checked(NamedTuple):
-    """The result of checking one model."""
-
-    model: CheckedModel
-    findings: list[Finding]
-    placed: PlacedDeployment | None = None
-    """None where the model does not run on TensorRT-LLM."""
-
-
-class CheckedFolder(NamedTuple):
-    """Everything that was checked in one folder."""
-
-    models: list[Checked]
-    unreadable: list[Finding]
-    """Findings about folders that can't be looked into."""
-
-    @property
-    def findings(self) -> list[Finding]:
-        return [*self.unreadable, *(finding for one in self.models for finding in one.findings)]
 
 
 @dataclass(kw_only=True)
 class ModelCheck:
-    """The check of one model, or of one program's arguments, which collects the findings."""
+    """The check of one model, or of one program's arguments, which collects the findings. It is its own result."""
 
     folder: Path
     """The folder with the stamp: a model's, or that of a program's files."""
@@ -74,12 +45,19 @@ class ModelCheck:
     options: CheckOptions
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
-    placed: PlacedDeployment | None = None
+    version: str = ""
+    """Version of the engine's library."""
+    version_from: str = ""
+    known: Identity = UNKNOWN
+    deployment: Deployment | None = None
+    """None where the model does not run on TensorRT-LLM."""
+    place: FindPlace = field(default=lambda key: ("", None, key or ""))
+    model: CheckedModel = field(init=False)
 
     def keep(self, read: tuple[_Read, list[Finding]]) -> _Read:
         """Return what was read, and add its findings to the others."""
-        value, found = read
-        self.findings += found
+        value, findings = read
+        self.findings += findings
         return value
 
     @cached_property
@@ -98,145 +76,81 @@ class ModelCheck:
         label = folder.resolve().as_posix().removeprefix(f"{self.root.resolve().as_posix()}/")
         return self.keep(check_checkpoint(folder, label, tokenizer, for_vllm=for_vllm))
 
-    def identify(self, model: str, facts: CheckpointFacts | None, file: str, line: int | None) -> Identity:
-        """Return what the model is, which `file` names in its `line`."""
-        return self.keep(identify(self.options, self.stamp, model, facts, file, line))
+    def identify(self, model: str, facts: CheckpointFacts | None, file: str, line: int | None) -> None:
+        """Find out what the model is, which `file` names in its `line`."""
+        self.known = self.keep(identify(self.options, self.stamp, model, facts, file, line))
+        self.unchecked += unchecked_facts(self.known, has_checkpoint=facts is not None)
 
     def check_deployment(
-        self,
-        deployment: Deployment,
-        misfits: Sequence[tuple[Code, Violation]],
-        place: Callable[[str | None], Place],
-        facts: CheckpointFacts | None,
+        self, misfits: Iterable[tuple[Code, Violation]], place: FindPlace, facts: CheckpointFacts | None
     ) -> None:
-        """Report the rules that `deployment` breaks, and its `misfits`, where the settings they are about stand."""
-        self.placed = PlacedDeployment(deployment=deployment, place=place)
-        self.findings += _report([*violations(deployment), *misfits], place)
+        """Report the rules that the deployment breaks, and its `misfits`, where the settings they are about stand."""
+        assert self.deployment is not None
+        self.place = place
+        self.report([*violations(self.deployment), *misfits])
         if facts is not None:
-            self.findings += mtp_problems(facts, deployment.num_draft_tokens)
+            self.findings += mtp_problems(facts, self.deployment.num_draft_tokens)
 
-    def check_on_vllm(
-        self, deployment: VllmDeployment, place: Callable[[str | None], Place], facts: CheckpointFacts | None
-    ) -> None:
+    def check_on_vllm(self, deployment: VllmDeployment, place: FindPlace, facts: CheckpointFacts | None) -> None:
         """Report the rules of vLLM that engine arguments break, and what does not fit the GPUs' memory."""
-        self.findings += _report([*vllm_violations(deployment), *vllm_memory_problems(deployment)], place)
+        self.place = place
+        self.report([*vllm_violations(deployment), *vllm_memory_problems(deployment)])
         if facts is not None:
-            self.findings += mtp_problems(facts, num_draft_tokens(deployment.settings))
+            with suppress(UnknownFactError):
+                self.findings += mtp_problems(facts, deployment.num_mtp_tokens)
 
-    def note_unchecked(self, known: Identity, facts: CheckpointFacts | None) -> None:
-        """Note what can't be checked because a fact about the model is not known."""
-        self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
+    def report(self, broken: Iterable[tuple[Code, Violation]]) -> None:
+        for rule, violation in broken:
+            file, line, name = self.place(violation.key)
+            key = name or None if violation.key else None
+            self.findings.append(rule.finding(violation.message, violation.fix, file=file, line=line, key=key))
 
-    def checked(
-        self, file: str, model: str | None, backend: str, engine: str, version: str, version_from: str, known: Identity
-    ) -> Checked:
-        """Return the whole result.
+    def done(self, file: str, model: str | None, backend: str, engine: str) -> ModelCheck:
+        """Return the check with its result.
 
         :param file: the one that names the model.
-        :param version: of the engine, which is known from `version_from`.
         """
-        result = CheckedModel(
+        self.model = CheckedModel(
             file=file,
             model=model or None,
             backend=backend,
             engine=engine,
-            release=version,
-            release_from=version_from,
-            variant=known.variant.name if known.variant else None,
-            precision=known.precision,
-            gpu=known.gpu.name if known.gpu else None,
-            num_gpus=known.num_gpus,
+            release=self.version,
+            release_from=self.version_from,
+            variant=self.known.variant.name if self.known.variant else None,
+            precision=self.known.precision,
+            gpu=self.known.gpu.name if self.known.gpu else None,
+            num_gpus=self.known.num_gpus,
             unchecked=tuple(self.unchecked),
         )
-        return Checked(result, self.findings, self.placed)
+        return self
 
 
-def canonical_settings(arguments: CheckedArguments, release: Release) -> dict[str, Any]:
-    """Return the arguments under canonical keys. A key in a wrong place counts as if it were in the right one."""
-    return arguments.meant | spelling.canonical(arguments.settings, release.version)
+def canonical_settings(
+    arguments: CheckedArguments, release: Release, folder: Path, label: str
+) -> tuple[dict[str, Any], list[Finding]]:
+    """Return the arguments under canonical keys, with those in the load balancer's file, if it is on this machine. A
+    key in a wrong place counts as if it were in the right one.
 
-
-def with_balancer_file(settings: dict[str, Any], folder: Path, label: str) -> tuple[dict[str, Any], list[Finding]]:
-    """Return the settings with those in the load balancer's file, if it is named by its path and is on this machine.
-
-    :param settings: the LLM arguments under canonical keys.
     :param folder: the folder from which a relative path counts.
     :param label: the beginning of file names in findings.
     """
+    settings = arguments.meant | spelling.canonical(arguments.settings, release.version)
     name = settings.get(BALANCER)
     if not isinstance(name, str) or not os.path.isfile(folder / name):
         return settings, []
     document, findings = read_yaml(folder / name, f"{label}{name}")
-    given = {} if document is None else document.values
-    return settings | {f"{BALANCER}.{key}": value for key, value in given.items() if isinstance(key, str)}, findings
+    values: Mapping[Any, Any] = {} if document is None else document.values
+    return settings | {f"{BALANCER}.{key}": value for key, value in values.items() if isinstance(key, str)}, findings
 
 
-def make_deployment(
-    settings: Mapping[str, Any],
-    release: Release,
-    known: Identity,
-    triton: Mapping[str, Any],
-    environment: Mapping[str, str],
-    unknown: frozenset[str] = frozenset(),
-) -> Deployment:
-    """Return the deployment that the rules look at.
-
-    :param settings: the LLM arguments under canonical keys.
-    :param unknown: canonical keys that may be given elsewhere.
-    """
-    return Deployment(
-        settings=settings,
-        unknown=unknown,
-        release=release,
-        variant=known.variant,
-        architecture=known.architecture,
-        checkpoint=known.checkpoint,
-        gpu=known.gpu,
-        triton=spelling.flattened(triton),
-        environment=environment,
-    )
-
-
-def make_vllm_deployment(
-    settings: Mapping[str, Any],
-    version: VllmVersion,
-    known: Identity,
-    triton: Mapping[str, Any],
-    unknown: Iterable[str],
-) -> VllmDeployment:
-    """Return the deployment that the rules of vLLM look at.
-
-    :param settings: the arguments as dotted paths.
-    :param triton: the content of triton_config.
-    :param unknown: arguments that may be given elsewhere.
-    """
-    return VllmDeployment(
-        settings=settings,
-        unknown=frozenset(unknown),
-        vllm=version,
-        variant=known.variant,
-        architecture=known.architecture,
-        checkpoint=known.checkpoint,
-        gpu=known.gpu,
-        triton=spelling.flattened(triton),
-    )
-
-
-def _report(broken: Sequence[tuple[Code, Violation]], place: Callable[[str | None], Place]) -> Iterator[Finding]:
-    for rule, violation in broken:
-        file, line, name = place(violation.key)
-        key = name or None if violation.key else None
-        yield rule.finding(violation.message, violation.fix, file=file, line=line, key=key)
-
-
-def place_in(document: Document, arguments: CheckedArguments, release: Release) -> Callable[[str | None], Place]:
+def place_in(document: Document, arguments: CheckedArguments, release: Release) -> FindPlace:
     """Return the function that finds the place of a canonical key in `document`."""
     settings, version = arguments.settings, release.version
     spelled = {ours: key for key in settings for ours in spelling.canonical({key: settings[key]}, version)}
     spelled = arguments.places | spelled
 
     def place(key: str | None) -> Place:
-        name = spelled.get(key or "", key or "")
-        return document.file, document.line(name) if name else None, name
+        return document.place(spelled.get(key or "", key or ""))
 
     return place
