@@ -11,14 +11,13 @@ from typing import Any
 
 from deepseek_triton_build.check.finding import (
     MOVED_KEY,
-    OUT_OF_RANGE,
     UNUSED_FLAG,
-    WRONG_CHOICE,
     WRONG_FLAG,
     WRONG_TYPE,
 )
+from deepseek_triton_build.check.schema import value_problem
 from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScript, typed
-from deepseek_triton_build.check.vllm_arguments import absent_problem, value_problem
+from deepseek_triton_build.check.vllm_arguments import absent_problem, argument_problem
 from deepseek_triton_build.data import spelling, type_strings
 from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.setting_types import bounded_type
@@ -96,16 +95,12 @@ def _set_key(flags: ProgramFlags, flag: CommandFlag, key: str, stands_for: Any) 
     assert argument is not None  # a test compares the flags' keys with the record
     value = stands_for if stands_for is not None else typed(flag.values, argument.type)
     flags.places[key] = flag.line, flag.name
-    bounds = bounded_type(key, argument.type)
     if value is None:
         flags.unknown.add(key)
-    elif type_strings.fits(value, bounds):
-        flags.settings[key] = value
+    elif problem := value_problem(value, bounded_type(key, argument.type)):
+        flags.refuse_value(problem.code, flag, key, problem.message, problem.fix)
     else:
-        expected, is_choice = type_strings.in_words(bounds), bool(type_strings.choices(argument.type))
-        check = WRONG_CHOICE if is_choice else OUT_OF_RANGE if type_strings.fits(value, argument.type) else WRONG_TYPE
-        problem = f"expected {expected}, found {short_repr(value)}"
-        flags.refuse_value(check, flag, key, problem, f"write {expected}")
+        flags.settings[key] = value
 
 
 def unused_flags(flags: ProgramFlags, document_keys: Mapping[Any, Any], settings: Mapping[str, Any], file: str) -> None:
@@ -222,11 +217,11 @@ def _set_argument(flags: ProgramFlags, flag: CommandFlag, key: str, row: Argumen
 def _set_value(
     flags: ProgramFlags, flag: CommandFlag, key: str, value: Any, row: Argument, version: VllmVersion
 ) -> None:
-    problem = value_problem(value, row, version)
+    problem = argument_problem(value, row, version)
     if problem is None:
         flags.settings[key] = value
     else:
-        flags.refuse_value(problem.check, flag, key, problem.message, problem.fix)
+        flags.refuse_value(problem.code, flag, key, problem.message, problem.fix)
 
 
 def _set_section(flags: ProgramFlags, flag: CommandFlag, key: str, version: VllmVersion) -> None:
@@ -250,7 +245,7 @@ def _set_section(flags: ProgramFlags, flag: CommandFlag, key: str, version: Vllm
             _set_value(flags, flag, path, value, keys[name], version)
         else:
             problem = absent_problem(path, value, version)
-            flags.add(problem.check, f"{flag.name}: {problem.message}", problem.fix, flag.line, path)
+            flags.add(problem.code, f"{flag.name}: {problem.message}", problem.fix, flag.line, path)
 
 
 def _human(flag: CommandFlag, row: Argument) -> int | None:

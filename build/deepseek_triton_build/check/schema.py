@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepseek_triton_build.check.documents import Document, key_name
 from deepseek_triton_build.check.finding import (
@@ -45,6 +45,7 @@ MODEL_YAML = "model.yaml"
 UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 TRITON_SECTION = "triton_config"
+_MOST_CHOICES = 8
 _IGNORE_IN_SECTIONS = ("0.21.0",)
 """Releases whose sections are pydantic models that ignore keys they don't know (releases/0.21.0.yaml)."""
 
@@ -72,20 +73,20 @@ def check_schema(document: Document, release: Release, *, other_sections: tuple[
     """
     walk = _SchemaWalk(document, release, other_sections)
     walk.check_section(document.values, [release.classes["TorchLlmArgs"]], "")
-    return walk.found
+    return walk.checked
 
 
 def ignored_arguments(document: Document, engine: str) -> CheckedArguments:
     """Check the keys of `document` for an embedded engine, which takes the model's name and nothing else of them."""
-    found = []
+    findings = []
     for name in map(key_name, document.values):
         if name in ("model", TRITON_SECTION):
             continue
         message = f"{name} has no effect: of the LLM arguments, the {engine} engine takes only model"
         is_ours = name in BACKEND_SETTINGS
         fix = f"indent it, so that it stands under {TRITON_SECTION}" if is_ours else "remove it"
-        found.append(document.finding(IGNORED_KEY, name, message, fix))
-    return CheckedArguments(findings=found)
+        findings.append(document.finding(IGNORED_KEY, name, message, fix))
+    return CheckedArguments(findings=findings)
 
 
 @dataclass
@@ -95,43 +96,44 @@ class _SchemaWalk:
     document: Document
     release: Release
     other_sections: tuple[str, ...]
-    found: CheckedArguments = field(default_factory=CheckedArguments)
+    checked: CheckedArguments = field(default_factory=CheckedArguments)
 
     def check_section(self, values: Mapping[Any, Any], classes: list[LlmClass], prefix: str) -> None:
         for key, value in values.items():
             name = key_name(key)
             if not prefix and name in self.other_sections:
                 continue
-            found = next((cls.fields[name] for cls in classes if name in cls.fields), None)
-            if found is None:
+            row = next((cls.fields[name] for cls in classes if name in cls.fields), None)
+            if row is None:
                 self.report_absent(prefix + name, name, value, classes)
             else:
-                self.check_value(prefix + name, value, found)
+                self.check_value(prefix + name, value, row)
 
-    def check_value(self, key: str, value: Any, found: Field) -> None:
-        if found.sections and isinstance(value, dict):
-            self.check_subsection(key, value, found)
-        elif not type_strings.fits(value, found.type):
-            self.report_misfit(key, value, found)
-        elif not type_strings.fits(value, bounds := bounded_type(key, found.type)):
-            self.add(OUT_OF_RANGE, key, expected_but_found(bounds, value), f"write {type_strings.in_words(bounds)}")
+    def check_value(self, key: str, value: Any, row: Field) -> None:
+        if row.sections and isinstance(value, dict):
+            self.check_subsection(key, value, row)
+            return
+        keys = [name for kind in row.sections for name in self.release.classes[kind].fields]
+        if problem := value_problem(value, bounded_type(key, row.type), keys):
+            self.add(problem.code, key, problem.message, problem.fix)
         else:
-            self.found.settings[key] = value
+            self.checked.settings[key] = value
 
-    def check_subsection(self, key: str, value: Mapping[Any, Any], found: Field) -> None:
-        classes = {name: self.release.classes[name] for name in found.sections}
-        if found.discriminator is None:
+    def check_subsection(self, key: str, value: Mapping[Any, Any], row: Field) -> None:
+        classes = {name: self.release.classes[name] for name in row.sections}
+        if row.discriminator is None:
             if not value:
-                self.found.settings[key] = {}
+                self.checked.settings[key] = {}
             self.check_section(value, list(classes.values()), f"{key}.")
             return
-        kinds = _kinds(self.release, found.name)
-        chosen, chooser = value.get(found.discriminator), f"{key}.{found.discriminator}"
+        rows = (entry["fields"].get(row.name, {}) for entry in self.release.record["classes"].values())
+        kinds: Mapping[str, str] = next((entry["class_by"]["classes"] for entry in rows if "class_by" in entry), {})
+        chosen, chooser = value.get(row.discriminator), f"{key}.{row.discriminator}"
         if not isinstance(chosen, str):
-            expected = f"expected {found.discriminator}, which names the kind of section, found {short_repr(chosen)}"
+            expected = f"expected {row.discriminator}, which names the kind of section, found {short_repr(chosen)}"
             self.add(WRONG_CHOICE, chooser, expected, edit_instruction({chooser: next(iter(kinds))}))
             return
-        self.found.settings[chooser] = chosen
+        self.checked.settings[chooser] = chosen
         if chosen not in kinds:
             if near := nearest_name(chosen, kinds):
                 message = f"expected {', '.join(kinds)} or another kind, found {short_repr(chosen)}"
@@ -141,7 +143,7 @@ class _SchemaWalk:
             message = f"{short_repr(chosen)} is not recorded here, so its keys are not checked"
             self.add(NOT_LOOKED_INTO, chooser, message, fix)
             return
-        below = {name: entry for name, entry in value.items() if name != found.discriminator}
+        below = {name: entry for name, entry in value.items() if name != row.discriminator}
         self.check_section(below, [classes[kinds[chosen]]], f"{key}.")
 
     def report_absent(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
@@ -172,7 +174,10 @@ class _SchemaWalk:
         if not prefix and TRITON_SECTION in self.other_sections and name in BACKEND_SETTINGS:
             fix: str | None = f"indent it, so that it stands under {TRITON_SECTION}"
         else:
-            fix = _found_elsewhere(key, is_settled) or _near_miss(name, prefix, classes)
+            known = () if "." in name else [known for cls in classes for known in cls.fields]
+            near = nearest_name(name, known)
+            meant = near and f"did you mean {near}{f', under {prefix}' if prefix else ''}?"
+            fix = _found_elsewhere(key, is_settled) or meant
         if not is_settled:
             message = f"{name} is not known to be a key of {where} {self.release.version}"
             self.add(UNKNOWN_KEY, key, message, fix or "look it up in the release's documentation")
@@ -200,13 +205,13 @@ class _SchemaWalk:
         return flat or {key: {}}
 
     def translation(self, key: str, moved: Mapping[str, Any]) -> str:
-        """Return what to write instead of `key`, and keep in `found` what it means.
+        """Return what to write instead of `key`, and keep in `checked` what it means.
 
         :param moved: the keys that moved, with their values.
         """
         ours = spelling.canonical(moved, spelling.MIXED)
-        self.found.meant |= ours
-        self.found.places |= {name: name if name in self.document.lines else key for name in ours}
+        self.checked.meant |= ours
+        self.checked.places |= {name: name if name in self.document.lines else key for name in ours}
         return edit_instruction(self.in_release(moved))
 
     def in_release(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,25 +227,8 @@ class _SchemaWalk:
         else:
             yield key, value, new_key
 
-    def report_misfit(self, key: str, value: Any, found: Field) -> None:
-        spelled = found.type
-        if value is None:
-            fix = "write a value, or leave the key out for its default"
-            self.add(WRONG_NULL, key, expected_but_found(spelled, value), fix)
-        elif found.sections:
-            known = first_names((name for kind in found.sections for name in self.release.classes[kind].fields), most=4)
-            null = ", or null" if type_strings.has_none(spelled) else ""
-            message = f"expected a section with its keys below it{null}, found {short_repr(value)}"
-            self.add(NOT_A_SECTION, key, message, f"write its keys below it: {known}")
-        elif isinstance(value, str) and (known_choices := type_strings.choices(spelled)):
-            near = nearest_name(value, known_choices)
-            fix = f"did you mean {near}?" if near else f"write {type_strings.in_words(spelled)}"
-            self.add(WRONG_CHOICE, key, expected_but_found(spelled, value), fix)
-        else:
-            self.add(WRONG_TYPE, key, expected_but_found(spelled, value), fix_of_type(spelled, value))
-
     def add(self, check: Code, key: str, message: str, fix: str) -> None:
-        self.found.findings.append(self.document.finding(check, key, message, fix))
+        self.checked.findings.append(self.document.finding(check, key, message, fix))
 
 
 def _found_elsewhere(key: str, is_settled: bool) -> str | None:
@@ -253,21 +241,39 @@ def _found_elsewhere(key: str, is_settled: bool) -> str | None:
     return f"TensorRT-LLM {version} has it; {here}" + (", or use that release" if version in RELEASES else "")
 
 
-def _near_miss(name: str, prefix: str, classes: list[LlmClass]) -> str | None:
-    near = None if "." in name else nearest_name(name, [known for cls in classes for known in cls.fields])
-    return near and f"did you mean {near}{f', under {prefix}' if prefix else ''}?"
+class Problem(NamedTuple):
+    """One fault of an argument, wherever it is given."""
+
+    code: Code
+    message: str
+    fix: str
 
 
-def expected_but_found(spelled: str, value: Any) -> str:
-    """Return what a type expects and what came instead."""
-    return f"expected {type_strings.in_words(spelled)}, found {short_repr(value)}"
+def value_problem(value: Any, spelled: str, keys: Iterable[str] = ()) -> Problem | None:
+    """Return what is wrong with a value; None when it fits.
 
-
-def fix_of_type(spelled: str, value: Any) -> str:
-    """Return what to write instead of a value of another type."""
+    :param spelled: its type, with bounds where it has any.
+    :param keys: the keys below it, when it is a section.
+    """
+    if type_strings.fits(value, spelled):
+        return None
+    words = type_strings.in_words(spelled)
+    message, fix = f"expected {words}, found {short_repr(value)}", f"write {words}"
+    if value is None:
+        return Problem(WRONG_NULL, message, "write a value, or leave the key out for its default")
+    if keys:
+        null = ", or null" if type_strings.has_none(spelled) else ""
+        message = f"expected a section with its keys below it{null}, found {short_repr(value)}"
+        return Problem(NOT_A_SECTION, message, f"write its keys below it: {first_names(keys, most=4)}")
+    if isinstance(value, str) and (choices := type_strings.choices(spelled)):
+        message = f"expected one of {first_names(choices, most=_MOST_CHOICES)}, found {short_repr(value)}"
+        near = nearest_name(value, choices)
+        return Problem(WRONG_CHOICE, message, f"did you mean {near}?" if near else fix)
+    if type_strings.fits(value, type_strings.without_bounds(spelled)):
+        return Problem(OUT_OF_RANGE, message, fix)
     if isinstance(value, str) and type_strings.fits(_unquoted(value), spelled):
-        return f"write {value} as a number, without quotes and with a point before any exponent"
-    return f"write {type_strings.in_words(spelled)}"
+        fix = f"write {value} as a number, without quotes and with a point before any exponent"
+    return Problem(WRONG_TYPE, message, fix)
 
 
 def _unquoted(text: str) -> Any:
@@ -277,12 +283,6 @@ def _unquoted(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _kinds(release: Release, name: str) -> Mapping[str, str]:
-    """Return the class of each value of the key that chooses a section's class."""
-    rows = (entry["fields"].get(name, {}) for entry in release.record["classes"].values())
-    return next((row["class_by"]["classes"] for row in rows if "class_by" in row), {})
 
 
 _UPSTREAM_SETTINGS: Mapping[str, str] = {
