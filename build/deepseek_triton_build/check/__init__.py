@@ -11,17 +11,9 @@ readers of YAML, stamps and checkpoints that the check uses are public too, for 
 from __future__ import annotations
 
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, read_facts
+from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, MODEL_GONE, MODEL_NOT_HERE
 from deepseek_triton_build.check.documents import is_inside, read_bytes, read_yaml
-from deepseek_triton_build.check.finding import (
-    CHECKS,
-    MISSING_SHARD,
-    MODEL_GONE,
-    MODEL_NOT_HERE,
-    CheckedModel,
-    Report,
-    find_code,
-    rules_page,
-)
+from deepseek_triton_build.check.finding import CheckedModel, Report, find_code, rules_page
 from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions
 from deepseek_triton_build.check.repository_report import check_repository

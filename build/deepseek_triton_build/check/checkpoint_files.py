@@ -10,15 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import read_json
-from deepseek_triton_build.check.finding import (
-    NO_MTP_LAYER,
-    NO_TOKENIZER,
-    STRAY_SHARD,
-    UNKNOWN_ARCHITECTURE,
-    WRONG_QUANT_CONFIG,
-    WRONG_TOKENIZER,
-)
 from deepseek_triton_build.check.weights import INDEX, check_weights
 from deepseek_triton_build.data.catalog import Architecture, Precision, architectures, cut_architecture
 from deepseek_triton_build.render.hf_quant_config import NAME as QUANT_CONFIG
@@ -132,7 +125,7 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
         known = " or ".join(a.class_name for a in architectures().values())
         message = f"expected architectures: {known}, found {short_repr(class_name)}"
         fix = "point model at the right checkpoint; for another model the rules are not checked"
-        findings.append(UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
+        findings.append(codes.UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
     in_config, in_quant = _section(config, "quantization_config"), _section(quant, "quantization")
     by_config = in_config.get("quant_algo") or ("W4A16" if _is_w4a16(in_config) else in_config.get("quant_method"))
     is_in_quant = bool(in_quant.get("quant_algo")) and not (for_vllm and by_config)
@@ -238,7 +231,7 @@ def check_checkpoint(
         where = label if tokenizer == folder else str(tokenizer)
         findings += _tokenizer_problems(tokenizer, where, facts.config)
     found = check_weights(folder, label)
-    return facts, [*findings, *(one for one in found if not (for_vllm and one.code == STRAY_SHARD.code))]
+    return facts, [*findings, *(one for one in found if not (for_vllm and one.code == codes.STRAY_SHARD.code))]
 
 
 def mtp_problems(facts: CheckpointFacts, num_draft_tokens: int) -> Iterator[Finding]:
@@ -249,7 +242,7 @@ def mtp_problems(facts: CheckpointFacts, num_draft_tokens: int) -> Iterator[Find
     found = "none" if layers is None else short_repr(layers)
     message = f"expected num_nextn_predict_layers: 1, because speculative_config asks for MTP, found {found}"
     fix = "download config.json again, or remove speculative_config"
-    yield NO_MTP_LAYER.finding(message, fix, file=f"{facts.label}/config.json", key="num_nextn_predict_layers")
+    yield codes.NO_MTP_LAYER.finding(message, fix, file=f"{facts.label}/config.json", key="num_nextn_predict_layers")
 
 
 def _quantization_problems(facts: CheckpointFacts, *, for_vllm: bool) -> Iterator[Finding]:
@@ -257,7 +250,7 @@ def _quantization_problems(facts: CheckpointFacts, *, for_vllm: bool) -> Iterato
     block = own.get("weight_block_size", _FP8_BLOCK)
     if own.get("quant_method") == "fp8" and block != _FP8_BLOCK:
         message = f"expected weight_block_size {_FP8_BLOCK}, found {short_repr(block)}"
-        yield WRONG_QUANT_CONFIG.finding(message, _DOWNLOAD, file=f"{facts.label}/config.json")
+        yield codes.WRONG_QUANT_CONFIG.finding(message, _DOWNLOAD, file=f"{facts.label}/config.json")
     if facts.hf_quant_config is None or for_vllm:
         return
     problems = list(_quant_config_problems(facts.hf_quant_config))
@@ -268,7 +261,7 @@ def _quantization_problems(facts: CheckpointFacts, *, for_vllm: bool) -> Iterato
             message = f"MIXED_PRECISION: expected {LAYERS_CONFIG} with quantized_layers beside it, found none"
             problems.append((message, f"copy {LAYERS_CONFIG} from where the weights were quantized"))
     for message, fix in problems:
-        yield WRONG_QUANT_CONFIG.finding(message, fix, file=f"{facts.label}/{QUANT_CONFIG}")
+        yield codes.WRONG_QUANT_CONFIG.finding(message, fix, file=f"{facts.label}/{QUANT_CONFIG}")
 
 
 def _quant_config_problems(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -301,7 +294,7 @@ def _tokenizer_problems(folder: Path, label: str, config: Mapping[str, Any]) -> 
     missing = [name for name in (_TOKENIZER, _TOKENIZER_CONFIG) if not os.path.exists(folder / name)]
     for name in missing:
         message = f"{name} is missing, so the engine has no tokenizer"
-        yield NO_TOKENIZER.finding(message, _DOWNLOAD, file=f"{label}/{name}")
+        yield codes.NO_TOKENIZER.finding(message, _DOWNLOAD, file=f"{label}/{name}")
     if missing:
         return
     file = f"{label}/{_TOKENIZER}"
@@ -315,13 +308,13 @@ def _tokenizer_problems(folder: Path, label: str, config: Mapping[str, Any]) -> 
     fix = "put the model's own tokenizer there; download it again"
     if isinstance(most, int) and highest >= most:
         message = f"it has token {highest:,}, but config.json gives a vocabulary of {most:,}"
-        yield WRONG_TOKENIZER.finding(message, fix, file=file)
+        yield codes.WRONG_TOKENIZER.finding(message, fix, file=file)
     for kind in ("bos", "eos"):
         token, wanted = _token_name(names.get(f"{kind}_token")), config.get(f"{kind}_token_id")
         if token is not None and isinstance(wanted, int) and ids.get(token) != wanted:
             found_id = short_repr(ids.get(token))
             message = f"its {kind}_token {safe_name(token)} is token {found_id}, but config.json says {wanted}"
-            yield WRONG_TOKENIZER.finding(message, fix, file=file)
+            yield codes.WRONG_TOKENIZER.finding(message, fix, file=file)
             return
 
 

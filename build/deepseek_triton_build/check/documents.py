@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from deepseek_triton_build.check.finding import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import limit_yaml_depth, printable_line, safe_name, short_repr
 
@@ -107,17 +107,17 @@ def read_text(path: Path, file: str) -> str | Finding:
         content = read_bytes(path, MAX_TEXT_BYTES)
         if content is None:
             message = f"{file}: expected a text file, found more than {MAX_TEXT_BYTES:,} bytes"
-            return UNREADABLE.finding(message, "put the right file there", file=file)
+            return codes.UNREADABLE.finding(message, "put the right file there", file=file)
         return content.decode("utf-8")
     except NotAFileError:
-        return UNREADABLE.finding(f"{file}: expected a file, found something else", "put a file there", file=file)
+        return codes.UNREADABLE.finding(f"{file}: expected a file, found something else", "put a file there", file=file)
     except OSError as error:
         fix = "put the file there" if isinstance(error, FileNotFoundError) else "make it readable"
-        return UNREADABLE.finding(f"{file}: can't be read: {error.strerror}", fix, file=file)
+        return codes.UNREADABLE.finding(f"{file}: can't be read: {error.strerror}", fix, file=file)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         message = f"byte {error.start} is not UTF-8 (0x{error.object[error.start]:02x})"
-        return UNREADABLE.finding(message, "save the file as UTF-8", file=file, line=line)
+        return codes.UNREADABLE.finding(message, "save the file as UTF-8", file=file, line=line)
 
 
 def read_yaml(path: Path, file: str) -> tuple[Document | None, list[Finding]]:
@@ -134,7 +134,7 @@ def read_json_document(path: Path, file: str) -> tuple[Document | None, list[Fin
         return None, findings
     # Nearly all JSON is YAML too, which gives the lines. Only a tab before a key is none.
     document, found = _parse_document(text.replace("\t", " "), file)
-    findings += [finding for finding in found if finding.code == DUPLICATE_KEY.code]
+    findings += [finding for finding in found if finding.code == codes.DUPLICATE_KEY.code]
     return Document(file=file, values=values, lines={} if document is None else document.lines), findings
 
 
@@ -149,7 +149,9 @@ def _parse_document(text: str, file: str) -> tuple[Document | None, list[Finding
     if not isinstance(values, dict):
         found = "nothing" if values is None else f"a {'list' if isinstance(values, list) else 'single value'}"
         message = f"expected a mapping of LLM arguments, found {found}"
-        return None, [NOT_A_MAPPING.finding(message, "write keys and values, `model: ...` first", file=file, line=1)]
+        return None, [
+            codes.NOT_A_MAPPING.finding(message, "write keys and values, `model: ...` first", file=file, line=1)
+        ]
     return Document(file=file, values=values, lines=reader.lines), reader.findings
 
 
@@ -163,11 +165,13 @@ def read_json(path: Path, file: str) -> tuple[dict[str, Any] | None, list[Findin
         value = json.loads(text)
     except json.JSONDecodeError as error:
         message = f"not JSON: {error.msg} at column {error.colno}"
-        return None, [BROKEN.finding(message, fix, file=file, line=error.lineno)]
+        return None, [codes.BROKEN.finding(message, fix, file=file, line=error.lineno)]
     except (RecursionError, ValueError) as error:
-        return None, [BROKEN.finding(f"not JSON that can be read: {error}", fix, file=file)]
+        return None, [codes.BROKEN.finding(f"not JSON that can be read: {error}", fix, file=file)]
     if not isinstance(value, dict):
-        return None, [BROKEN.finding(f"expected a JSON object, found {short_repr(value)}", fix, file=file, line=1)]
+        return None, [
+            codes.BROKEN.finding(f"expected a JSON object, found {short_repr(value)}", fix, file=file, line=1)
+        ]
     return value, []
 
 
@@ -226,7 +230,7 @@ class _DocumentReader:
                 dotted = _join(path, key)
                 message = f"{dotted} is given twice, first on line {first[key]}; the last one counts"
                 fix = "remove one of them"
-                self.findings.append(DUPLICATE_KEY.finding(message, fix, file=self.file, line=line, key=dotted))
+                self.findings.append(codes.DUPLICATE_KEY.finding(message, fix, file=self.file, line=line, key=dotted))
             first.setdefault(key, line)
 
     def _key(self, node: yaml.Node) -> Any:
@@ -261,7 +265,7 @@ def _broken(error: yaml.YAMLError, text: str, file: str) -> Finding:
         line = text.count("\n", 0, position) + 1
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
     message = printable_line(f"not YAML: {problem}")
-    return BROKEN.finding(message, "correct it; the cause may be in the lines before it", file=file, line=line)
+    return codes.BROKEN.finding(message, "correct it; the cause may be in the lines before it", file=file, line=line)
 
 
 def _join(path: str, key: Any) -> str:

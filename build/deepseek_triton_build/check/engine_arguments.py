@@ -9,8 +9,8 @@ import os
 import sys
 from typing import Any
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document
-from deepseek_triton_build.check.finding import REFUSED_BY_ENGINE
 from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.rules.finding import Finding
@@ -41,7 +41,7 @@ def engine_problems(document: Document, release: Release) -> tuple[list[str], li
     ]
     fix = "correct it as the message says"
     return [], [
-        REFUSED_BY_ENGINE.finding(text, fix, file=document.file, line=document.line(key), key=key or None)
+        codes.REFUSED_BY_ENGINE.finding(text, fix, file=document.file, line=document.line(key), key=key or None)
         for key, text in problems
     ]
 

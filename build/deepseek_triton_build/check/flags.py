@@ -9,12 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_triton_build.check.finding import (
-    MOVED_KEY,
-    UNUSED_FLAG,
-    WRONG_FLAG,
-    WRONG_TYPE,
-)
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.schema import value_problem
 from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScript, typed
 from deepseek_triton_build.check.vllm_arguments import absent_problem, argument_problem
@@ -84,7 +79,7 @@ def read_flags(script: ShellScript, program: Program) -> ProgramFlags:
             near = difflib.get_close_matches(flag.name, [*program.meanings, *_OTHER_FLAGS], n=1, cutoff=_NEAR)
             if near:
                 message = f"{flag.name} is not a flag of {program.name}"
-                flags.add(WRONG_FLAG, message, f"did you mean {near[0]}?", flag.line)
+                flags.add(codes.WRONG_FLAG, message, f"did you mean {near[0]}?", flag.line)
             else:
                 flags.unread.append(flag.name)
     return flags
@@ -121,7 +116,7 @@ def unused_flags(flags: ProgramFlags, document_keys: Mapping[Any, Any], settings
             continue
         says = f"{key}: {short_repr(settings[key])}" if key in settings else f"the section {section}"
         message = f"{flag} has no effect, because {file} gives {says}"
-        flags.add(UNUSED_FLAG, message, f"remove {flag}, or write {key} into {file} alone", line, key)
+        flags.add(codes.UNUSED_FLAG, message, f"remove {flag}, or write {key} into {file} alone", line, key)
 
 
 def flag_keys() -> frozenset[str]:
@@ -185,26 +180,26 @@ def _unknown(flag: CommandFlag, key: str, version: VllmVersion) -> tuple[Code, s
     if moved is not None:
         why = f": {moved.why}" if moved.why else ""
         if moved.by is None:
-            return MOVED_KEY, f": {moved.why}", "remove it"
+            return codes.MOVED_KEY, f": {moved.why}", "remove it"
         instead = as_flag(moved.by, True).removeprefix("write ")
-        return MOVED_KEY, f", which has {instead} instead{why}", as_flag(moved.by, moved.new_value(value))
+        return codes.MOVED_KEY, f", which has {instead} instead{why}", as_flag(moved.by, moved.new_value(value))
     section, dot, _ = key.partition(".")
     if dot and section in version.sections:
-        return WRONG_FLAG, "", absent_problem(key, value, version).fix
+        return codes.WRONG_FLAG, "", absent_problem(key, value, version).fix
     if key in WITHOUT_FLAG:
-        return WRONG_FLAG, "", f"remove it; vLLM has the argument {key}, but no flag for it"
+        return codes.WRONG_FLAG, "", f"remove it; vLLM has the argument {key}, but no flag for it"
     elsewhere = next((other for other in VLLM_VERSIONS if key in load_vllm(other).arguments), None)
     if elsewhere is not None:
-        return WRONG_FLAG, "", f"vLLM {elsewhere} has it; remove it here, or use that version"
+        return codes.WRONG_FLAG, "", f"vLLM {elsewhere} has it; remove it here, or use that version"
     known = [*(f"--{name.replace('_', '-')}" for name in version.arguments), *version.serve_flags]
     near = nearest_name(_dashed(flag.name), known)
-    return WRONG_FLAG, "", f"did you mean {near}?" if near else "remove it"
+    return codes.WRONG_FLAG, "", f"did you mean {near}?" if near else "remove it"
 
 
 def _set_argument(flags: ProgramFlags, flag: CommandFlag, key: str, row: Argument, version: VllmVersion) -> None:
     if not flag.values and not type_strings.fits(True, row.type):
         fix = f"write {type_strings.in_words(row.type)}"
-        flags.refuse_value(WRONG_TYPE, flag, key, "expected a value after it, found none", fix)
+        flags.refuse_value(codes.WRONG_TYPE, flag, key, "expected a value after it, found none", fix)
         return
     value = _human(flag, row) or typed(flag.values, "str" if row.type.split(" | ")[0] == "str" else row.type)
     is_json = isinstance(value, str) and value.startswith("{")
@@ -236,7 +231,7 @@ def _set_section(flags: ProgramFlags, flag: CommandFlag, key: str, version: Vllm
         section = None
     if not isinstance(section, dict):
         fix = f"write {flag.name} '{{\"{next(iter(keys))}\": ...}}'"
-        flags.refuse_value(WRONG_TYPE, flag, key, f"expected a JSON object, found {short_repr(text)}", fix)
+        flags.refuse_value(codes.WRONG_TYPE, flag, key, f"expected a JSON object, found {short_repr(text)}", fix)
         return
     for name, value in section.items():
         path = f"{key}.{name}"

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, is_inside, read_bytes, read_json, read_yaml
-from deepseek_triton_build.check.finding import CHANGED, CHANGED_CHECKPOINT, CHANGED_PROGRAM, MISSING_FILE, UNREADABLE
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.carried_checkpoint import CHECKSUMS
@@ -114,21 +114,21 @@ def _missing(problem: str, files: Mapping[str, str]) -> Finding:
     if problem == "gone":
         message = f"{first_names(files)} {'is' if len(files) == 1 else 'are'} gone since the folder was generated"
         fix = "put the files back, or write the folder again: deepseek-triton build --force"
-        return MISSING_FILE.finding(message, fix, file=first)
+        return codes.MISSING_FILE.finding(message, fix, file=first)
     message = f"{first_names(files)} can't be read: {problem}"
-    return UNREADABLE.finding(message, "make them readable, for tritonserver too", file=first)
+    return codes.UNREADABLE.finding(message, "make them readable, for tritonserver too", file=first)
 
 
 def _changed(name: str, file: str, within: str, path: Path) -> Finding:
     message = f"{safe_name(name)} was changed since it was generated"
     if (path.parent / CHECKSUMS).is_file():
         fix = "write the original again: deepseek-triton build --force"
-        return CHANGED_CHECKPOINT.finding(message, fix, file=file)
+        return codes.CHANGED_CHECKPOINT.finding(message, fix, file=file)
     if within.startswith("1/") and within != "1/model.yaml":
         fix = "write the original again: deepseek-triton build --force; or report what it lacks"
-        return CHANGED_PROGRAM.finding(message, fix, file=file)
+        return codes.CHANGED_PROGRAM.finding(message, fix, file=file)
     fix = "nothing, if that was meant; deepseek-triton build --force writes the original again"
-    return CHANGED.finding(message, fix, file=file)
+    return codes.CHANGED.finding(message, fix, file=file)
 
 
 @dataclass(frozen=True)

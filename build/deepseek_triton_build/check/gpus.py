@@ -9,15 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Layout, minimum_gpus
-from deepseek_triton_build.check.finding import (
-    GPUS_SHARED,
-    IDLE_GPUS,
-    NO_GPUS,
-    NO_ROOM_FOR_CACHE,
-    TOO_FEW_GPUS,
-    WEIGHTS_TOO_LARGE,
-    WRONG_KIND,
-)
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.pbtxt import ModelConfig
 from deepseek_triton_build.check.scripts import ShellScript
 from deepseek_triton_build.data.catalog import Gpu
@@ -47,7 +39,7 @@ def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | No
     if not text:
         if count > 1:
             message = f"{count} instances need the parameter {PARAMETER}, with the GPUs of each instance"
-            yield config.finding(NO_GPUS, message, _example(count, num_ranks), at="instance_group")
+            yield config.finding(codes.NO_GPUS, message, _example(count, num_ranks), at="instance_group")
         elif num_ranks and num_gpus:
             yield from count_findings(num_ranks, num_gpus, "the instance", **config.at("instance_group"))
         return
@@ -55,11 +47,11 @@ def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | No
     if len(instances) != count or not all(instances):
         wanted = "one instance" if count == 1 else f"{count} instances, separated by semicolons"
         message = f"expected the GPUs of {wanted}, found {short_repr(text)}"
-        yield config.finding(NO_GPUS, message, _example(count, num_ranks), at=PARAMETER)
+        yield config.finding(codes.NO_GPUS, message, _example(count, num_ranks), at=PARAMETER)
     uses = Counter(gpu for gpus in instances for gpu in gpus)
     if twice := [gpu for gpu, times in uses.items() if times > 1]:
         message = f"GPU {', '.join(twice)} is given more than once in {short_repr(text)}"
-        yield config.finding(GPUS_SHARED, message, "give each GPU to one instance", at=PARAMETER)
+        yield config.finding(codes.GPUS_SHARED, message, "give each GPU to one instance", at=PARAMETER)
     for index, gpus in enumerate(instances):
         if num_ranks and gpus:
             yield from count_findings(num_ranks, len(gpus), f"instance {index}", **config.at(PARAMETER))
@@ -74,7 +66,7 @@ def check_vllm_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int
     if count > 1:
         message = f"{count} instances would all take the same GPUs, because each loads a vLLM of its own"
         fix = "write count: 1, and raise data_parallel_size for more engines"
-        yield config.finding(GPUS_SHARED, message, fix, at="instance_group")
+        yield config.finding(codes.GPUS_SHARED, message, fix, at="instance_group")
     elif num_ranks and num_gpus:
         yield from count_findings(num_ranks, num_gpus, "the instance", **config.at("instance_group"), way=VLLM_RANKS)
 
@@ -89,7 +81,7 @@ def hidden_gpus(script: ShellScript, num_ranks: int, gpu: Gpu | None, way: str =
     if shown < needed:
         message = f"{_VISIBLE}={variable.value} shows {shown} GPUs to {needed} ranks ({way})"
         fix = f"name {needed} GPUs, or remove the variable"
-        yield TOO_FEW_GPUS.finding(message, fix, file=script.file, line=variable.line, key=_VISIBLE)
+        yield codes.TOO_FEW_GPUS.finding(message, fix, file=script.file, line=variable.line, key=_VISIBLE)
 
 
 def check_kinds(config: ModelConfig, wanted: str) -> Iterator[Finding]:
@@ -97,14 +89,14 @@ def check_kinds(config: ModelConfig, wanted: str) -> Iterator[Finding]:
     groups = config.message.instance_group
     if not groups:
         fix = f"write instance_group [ {{ count: 1, kind: {wanted} }} ]"
-        yield config.finding(WRONG_KIND, "there is no instance_group", fix, at="instance_group")
+        yield config.finding(codes.WRONG_KIND, "there is no instance_group", fix, at="instance_group")
     for number in sorted({group.kind for group in groups}):
         kind = groups[0].DESCRIPTOR.enum_types_by_name["Kind"].values_by_number.get(number)
         if kind is None:
             yield config.unknown_number("kind", number, at="kind")
         elif kind.name != wanted:
             message = f"expected instances of {wanted}, found {kind.name}"
-            yield config.finding(WRONG_KIND, message, f"write kind: {wanted}", at="kind")
+            yield config.finding(codes.WRONG_KIND, message, f"write kind: {wanted}", at="kind")
 
 
 def _gpu(name: str) -> str:
@@ -130,10 +122,10 @@ def count_findings(
     message = f"{what} has {num_gpus} GPUs for {num_ranks} ranks ({way})"
     if num_gpus < num_ranks:
         fix = f"give it {num_ranks} GPUs, or make {way} {num_gpus}"
-        yield TOO_FEW_GPUS.finding(message, fix, file=file, line=line, key=key)
+        yield codes.TOO_FEW_GPUS.finding(message, fix, file=file, line=line, key=key)
     elif num_gpus > num_ranks:
         fix = f"raise tensor_parallel_size, or name {num_ranks} GPUs"
-        yield IDLE_GPUS.finding(message, fix, file=file, line=line, key=key)
+        yield codes.IDLE_GPUS.finding(message, fix, file=file, line=line, key=key)
 
 
 def _example(count: int, num_ranks: int | None) -> str:
@@ -163,7 +155,7 @@ def memory_problems(deployment: Deployment) -> Iterator[tuple[Code, Violation]]:
             message = f"{has}, of which the weights take {held:.1f} and a CUDA context about {context:.0f}"
             key = "enable_attention_dp" if deployment.layout.attention_dp else "tensor_parallel_size"
             fix = _more_gpus(gpu, minimum_gpus(gpu, architecture, checkpoint), deployment.layout)
-            yield WEIGHTS_TOO_LARGE, Violation(key=key, message=message, fix=fix)
+            yield codes.WEIGHTS_TOO_LARGE, Violation(key=key, message=message, fix=fix)
         elif budget.kv_tokens < min(LEAST_KV_TOKENS, deployment.get("max_seq_len") or LEAST_KV_TOKENS):
             message = (
                 f"{has}, of which the weights take {held:.1f} and an iteration with its CUDA graphs about "
@@ -171,7 +163,7 @@ def memory_problems(deployment: Deployment) -> Iterator[tuple[Code, Violation]]:
             )
             raised = "raise free_gpu_memory_fraction, " if budget.kv_cache > 0 else ""
             fix = f"{raised}lower max_num_tokens or max_batch_size, or take more GPUs"
-            yield NO_ROOM_FOR_CACHE, Violation(key="max_num_tokens", message=message, fix=fix)
+            yield codes.NO_ROOM_FOR_CACHE, Violation(key="max_num_tokens", message=message, fix=fix)
 
 
 def vllm_memory_problems(deployment: VllmDeployment) -> Iterator[tuple[Code, Violation]]:
@@ -188,7 +180,7 @@ def vllm_memory_problems(deployment: VllmDeployment) -> Iterator[tuple[Code, Vio
         if budget.weights + budget.context > budget.memory:
             key = "data_parallel_size" if deployment.layout.attention_dp else "tensor_parallel_size"
             fix = _more_gpus(gpu, minimum_gpus(gpu, architecture, checkpoint), deployment.layout)
-            yield WEIGHTS_TOO_LARGE, Violation(key=key, message=held, fix=fix)
+            yield codes.WEIGHTS_TOO_LARGE, Violation(key=key, message=held, fix=fix)
         elif budget.kv_tokens < longest:
             share = deployment.get("gpu_memory_utilization")
             message = (
@@ -197,7 +189,7 @@ def vllm_memory_problems(deployment: VllmDeployment) -> Iterator[tuple[Code, Vio
                 f"less than max_model_len {longest:,}"
             )
             fix = "lower max_model_len or max_num_batched_tokens, raise gpu_memory_utilization, or take more GPUs"
-            yield NO_ROOM_FOR_CACHE, Violation(key="max_model_len", message=message, fix=fix)
+            yield codes.NO_ROOM_FOR_CACHE, Violation(key="max_model_len", message=message, fix=fix)
 
 
 def _more_gpus(gpu: Gpu, least: int | None, layout: Layout) -> str:

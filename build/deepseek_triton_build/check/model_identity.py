@@ -10,21 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
 from deepseek_triton_build.check.documents import Document
-from deepseek_triton_build.check.finding import (
-    BAD_RECORD,
-    CUT_CHECKPOINT,
-    MODEL_GONE,
-    MODEL_NOT_HERE,
-    MODEL_ON_HUB,
-    OTHER_FOLDER,
-    RELEASE_ASSUMED,
-    UNKNOWN_ARCHITECTURE,
-    WRONG_ARCHITECTURE,
-    WRONG_PRECISION,
-    WRONG_SHAPE,
-)
 from deepseek_triton_build.check.generated_origin import Stamp
 from deepseek_triton_build.data.catalog import (
     PRECISIONS,
@@ -117,36 +105,32 @@ def find_release(
         if version is not None:
             message = f"{known_from} names TensorRT-LLM {short_repr(version)}, which is not recorded here"
             fix = f"check against one of {', '.join(READABLE_RELEASES)} with --trtllm"
-            findings.append(BAD_RECORD.finding(message, fix, file=known_from))
+            findings.append(codes.BAD_RECORD.finding(message, fix, file=known_from))
     message = f"no file names the TensorRT-LLM release, so {DEFAULT_RELEASE} is assumed"
-    findings.append(RELEASE_ASSUMED.finding(message, "name the release with --trtllm", file=file))
+    findings.append(codes.RELEASE_ASSUMED.finding(message, "name the release with --trtllm", file=file))
     return load_release(DEFAULT_RELEASE), "default", findings
 
 
 def find_vllm(
     options: CheckOptions, recorded: str | None, stamp: Stamp, *, record_file: str, file: str
 ) -> tuple[VllmVersion, str, list[Finding]]:
-    """Return the vLLM to check against, where it is known from, and findings about wrong or missing records.
-
-    :param recorded: the version of the record beside model.py, `record_file`.
-    :param file: the file that the finding about a missing version names.
-    :raises UnknownNameError: when the user names a version that is not recorded here.
-    """
+    """Return the vLLM to check against, as find_release does; for a version without a record, the nearest with one."""
     if options.vllm is not None:
         return load_vllm(options.vllm), "as asked", []
-    for version, known_from in ((recorded, record_file), (stamp.text("vllm"), stamp.file)):
-        if version in VLLM_VERSIONS:
-            return load_vllm(version), known_from, []
-        if version is not None:
-            nearest = nearest_vllm(version)
-            tags = [tag for tag, known in vllm_containers().items() if known == version]
-            origin = f", which Triton's container {tags[0]} has and" if tags else ", which"
-            message = f"{known_from} names vLLM {short_repr(version)}{origin} is not recorded here"
-            fix = f"check against one of {', '.join(VLLM_VERSIONS)} with --vllm; {nearest} is the nearest"
-            found = BAD_RECORD.finding(message, fix, file=known_from)
-            return load_vllm(nearest), f"the nearest to {safe_name(version)}", [found]
-    message = f"no file names the version of vLLM, so {DEFAULT_VLLM} is assumed"
-    return load_vllm(DEFAULT_VLLM), "default", [RELEASE_ASSUMED.finding(message, "name it with --vllm", file=file)]
+    version, known_from = (recorded, record_file) if recorded is not None else (stamp.text("vllm"), stamp.file)
+    if version is None:
+        message = f"no file names the version of vLLM, so {DEFAULT_VLLM} is assumed"
+        finding = codes.RELEASE_ASSUMED.finding(message, "name it with --vllm", file=file)
+        return load_vllm(DEFAULT_VLLM), "default", [finding]
+    if version in VLLM_VERSIONS:
+        return load_vllm(version), known_from, []
+    nearest = nearest_vllm(version)
+    tags = [tag for tag, known in vllm_containers().items() if known == version]
+    origin = f", which Triton's container {tags[0]} has and" if tags else ", which"
+    message = f"{known_from} names vLLM {short_repr(version)}{origin} is not recorded here"
+    fix = f"check against one of {', '.join(VLLM_VERSIONS)} with --vllm; {nearest} is the nearest"
+    finding = codes.BAD_RECORD.finding(message, fix, file=known_from)
+    return load_vllm(nearest), f"the nearest to {safe_name(version)}", [finding]
 
 
 def find_checkpoint_folder(model: str, version_dir: Path, model_root: Path | None) -> Path | None:
@@ -197,13 +181,13 @@ def absent_checkpoint(document: Document, name: str, key: str, *, strict: bool) 
     if not name.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(name):
         message = f"{name} is a Hugging Face name and not a folder on this machine, so its files are not checked"
         fix = "nothing; to have its files checked, name the folder it was downloaded to with --model"
-        return document.finding(MODEL_ON_HUB, key, message, fix)
+        return document.finding(codes.MODEL_ON_HUB, key, message, fix)
     if strict:
         message = f"expected a checkpoint at {short_repr(name)}, found no folder"
-        return document.finding(MODEL_GONE, key, message, "correct the path, or name the folder with --model")
+        return document.finding(codes.MODEL_GONE, key, message, "correct the path, or name the folder with --model")
     message = f"{short_repr(name)} is not on this machine; the container may have it"
     fix = "to have its files checked, name its folder on this machine with --model"
-    return document.finding(MODEL_NOT_HERE, key, message, fix)
+    return document.finding(codes.MODEL_NOT_HERE, key, message, fix)
 
 
 def identify(
@@ -222,7 +206,7 @@ def identify(
         if name is not None and name not in names:
             message = f"{stamp.file} names the {kind} {short_repr(name)}, which is not known here"
             findings.append(
-                BAD_RECORD.finding(message, f"build it again for one of {', '.join(names)}", file=stamp.file)
+                codes.BAD_RECORD.finding(message, f"build it again for one of {', '.join(names)}", file=stamp.file)
             )
     findings += [] if facts is not None else _other_model(options, stamp, model, file, line)
     variant, checkpoint = _by_name(options, stamp, model)
@@ -259,37 +243,38 @@ def identify(
 def _by_name(options: CheckOptions, stamp: Stamp, model: str) -> tuple[Variant | None, KnownCheckpoint | None]:
     """Find the variant by the user's word, else by the stamp, else by the model's name: a Hugging Face name, or that of
     a folder."""
-    found = variant_of_model(model) or variant_of_folder(model)
-    name, precision = options.variant or stamp.text("variant"), options.precision or stamp.text("precision")
-    if options.precision:
-        precision = find_precision(options.precision)
-    if options.variant or name in variants():
-        variant = find_variant(name or "")
-        named = found[1] if found and found[0] == variant else None
-        if named is not None and named.precision == precision:
-            return variant, named
-        return variant, variant.checkpoints.get(precision or "") or named
-    if found is None:
+    named, checkpoint = variant_of_model(model) or variant_of_folder(model) or (None, None)
+    name = options.variant or stamp.text("variant")
+    precision = find_precision(options.precision) if options.precision else stamp.text("precision")
+    variant = find_variant(name or "") if options.variant or name in variants() else named
+    if variant is None:
         return None, None
-    return found[0], found[0].checkpoints.get(precision or "", found[1])
+    if variant != named:
+        return variant, variant.checkpoints.get(precision or "")
+    if checkpoint is not None and checkpoint.precision == precision:
+        return variant, checkpoint
+    return variant, variant.checkpoints.get(precision or "", checkpoint)
 
 
 def _other_model(options: CheckOptions, stamp: Stamp, model: str, file: str, line: int | None) -> Iterator[Finding]:
     """Find a model whose name says that it is not the one that the repository is meant for."""
     by_folder = variant_of_folder(model) if is_path(model) else None
     named = variant_of_model(model) or by_folder
-    variant, precision = options.variant or stamp.text("variant"), options.precision or stamp.text("precision")
-    if named is None or variant not in variants():
+    name, precision = options.variant or stamp.text("variant"), options.precision or stamp.text("precision")
+    if named is None or name not in variants():
         return
-    found, checkpoint = named
-    if found.name != variant:
-        message = f"model: expected a checkpoint of {variant}, found {safe_name(model)}, which is {found.name}"
-        fix = f"name a checkpoint of {variant}, or build again for {found.name}"
-        yield (OTHER_FOLDER if by_folder else WRONG_ARCHITECTURE).finding(message, fix, file=file, line=line)
+    variant, checkpoint = named
+    if variant.name != name:
+        code = codes.WRONG_ARCHITECTURE
+        message = f"model: expected a checkpoint of {name}, found {safe_name(model)}, which is {variant.name}"
+        fix = f"name a checkpoint of {name}, or build again for {variant.name}"
     elif precision in PRECISIONS and checkpoint.precision != precision:
+        code = codes.WRONG_PRECISION
         message = f"model: expected {precision} weights, found {safe_name(model)}, which has {checkpoint.precision}"
         fix = f"name a checkpoint with {precision} weights, or build again with --precision {checkpoint.precision}"
-        yield (OTHER_FOLDER if by_folder else WRONG_PRECISION).finding(message, fix, file=file, line=line)
+    else:
+        return
+    yield (codes.OTHER_FOLDER if by_folder else code).finding(message, fix, file=file, line=line)
 
 
 def _contradictions(
@@ -302,19 +287,19 @@ def _contradictions(
             f"expected {expected.class_name}, because it is {why} {variant.name}; found {safe_name(facts.class_name)}"
         )
         fix = f"point model at a checkpoint of {variant.name}, or build again for this one"
-        yield WRONG_ARCHITECTURE.finding(message, fix, file=f"{facts.label}/config.json")
+        yield codes.WRONG_ARCHITECTURE.finding(message, fix, file=f"{facts.label}/config.json")
     elif facts.cut is not None and facts.architecture is not None:
         message = (
             f"the checkpoint is cut: it has {cut_summary(facts.cut, facts.architecture)}, so its answers are noise"
         )
         fix = "nothing, if hardware is tested; to serve answers, point model at the whole checkpoint"
-        yield CUT_CHECKPOINT.finding(message, fix, file=f"{facts.label}/config.json")
+        yield codes.CUT_CHECKPOINT.finding(message, fix, file=f"{facts.label}/config.json")
     elif facts.other_figures:
         differing = [f"{key} {short_repr(found)}, not {known}" for key, (found, known) in facts.other_figures.items()]
         name = variant.name if variant else facts.architecture.name if facts.architecture else ""
         message = f"expected the figures of {name}, found {'; '.join(differing[:4])}"
         fix = "download config.json again; for another model the rules are not checked"
-        code = WRONG_SHAPE if variant else UNKNOWN_ARCHITECTURE
+        code = codes.WRONG_SHAPE if variant else codes.UNKNOWN_ARCHITECTURE
         yield code.finding(message, fix, file=f"{facts.label}/config.json")
     if planned and facts.is_quantization_known and facts.precision != planned.precision:
         is_16_bits = facts.quantization is None
@@ -323,7 +308,7 @@ def _contradictions(
         fix = f"point model at {planned.model}"
         fix += f", or build again with --precision {facts.precision}" if facts.precision else ""
         fix += ", or quantize it: deepseek-triton checkpoint quantize" if is_16_bits else ""
-        yield WRONG_PRECISION.finding(message, fix, file=facts.quantization_file)
+        yield codes.WRONG_PRECISION.finding(message, fix, file=facts.quantization_file)
 
 
 def _checkpoint_found(

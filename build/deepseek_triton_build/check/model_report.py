@@ -11,10 +11,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, Document, read_bytes, read_json_document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
-from deepseek_triton_build.check.finding import MISSING_FILE, MODEL_MISSING, OTHER_RECORD, WRONG_VLLM_BACKEND
 from deepseek_triton_build.check.generated_origin import Recorded, changed_files, read_recorded
 from deepseek_triton_build.check.gpus import (
     KIND_CPU,
@@ -186,7 +186,7 @@ class _Model(ModelCheck):
         if not is_generated and not is_elsewhere and not os.path.lexists(self.version_dir / name):
             message, file = f"{name} is missing, which Triton runs", f"{self.in_version}{name}"
             fix = "put it there; deepseek-triton build --force writes this project's"
-            self.findings.append(MISSING_FILE.finding(message, fix, file=file))
+            self.findings.append(codes.MISSING_FILE.finding(message, fix, file=file))
 
     def check_instances(self, config: ModelConfig) -> None:
         """Find instances whose GPUs are missing, shared, hidden, too few or too many."""
@@ -277,7 +277,7 @@ class _Model(ModelCheck):
             return False
         message = f"expected the record of a version of {wanted}, which the engine is, found that of {other} {of_other}"
         fix = f"build the repository again for {wanted}, or correct triton_config.engine"
-        self.findings.append(OTHER_RECORD.finding(message, fix, file=f"{self.in_version}{RELEASE_RECORD}"))
+        self.findings.append(codes.OTHER_RECORD.finding(message, fix, file=f"{self.in_version}{RELEASE_RECORD}"))
         return True
 
     def find_model(self, document: Document) -> None:
@@ -285,7 +285,7 @@ class _Model(ModelCheck):
         if not document.values.get("model"):
             fix, line = "write model: with the checkpoint's folder or name", document.line("model") or 1
             self.findings.append(
-                MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
+                codes.MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
             )
 
     def checkpoint(self, document: Document, *, for_vllm: bool = False) -> CheckpointFacts | None:
@@ -347,17 +347,17 @@ def _vllm_backend_problems(config: ModelConfig, *, is_alone: bool) -> Iterator[F
     message = config.message
     if message.backend != _VLLM:
         text = f"expected backend {_VLLM}, which reads {MODEL_JSON}, found {short_repr(message.backend or None)}"
-        yield config.finding(WRONG_VLLM_BACKEND, text, f'write backend: "{_VLLM}"', at="backend")
+        yield config.finding(codes.WRONG_VLLM_BACKEND, text, f'write backend: "{_VLLM}"', at="backend")
     if message.HasField("model_transaction_policy") and not message.model_transaction_policy.decoupled:
         text = "expected decoupled: true, found false"
         fix = "write model_transaction_policy { decoupled: true }, or leave it out"
-        yield config.finding(WRONG_VLLM_BACKEND, text, fix, at="decoupled")
+        yield config.finding(codes.WRONG_VLLM_BACKEND, text, fix, at="decoupled")
     if message.max_batch_size:
         text = f"expected max_batch_size 0, because vLLM makes the batches, found {message.max_batch_size}"
-        yield config.finding(WRONG_VLLM_BACKEND, text, "write max_batch_size: 0", at="max_batch_size")
+        yield config.finding(codes.WRONG_VLLM_BACKEND, text, "write max_batch_size: 0", at="max_batch_size")
     for finding in check_kinds(config, _KIND):
         if _OF_ONE_GPU not in finding.message:
             yield finding
         elif not is_alone:
             text = f"the backend refuses {_OF_ONE_GPU} for more than one rank (tensor x pipeline parallelism)"
-            yield config.finding(WRONG_VLLM_BACKEND, text, f"write kind: {_KIND}", at="kind")
+            yield config.finding(codes.WRONG_VLLM_BACKEND, text, f"write kind: {_KIND}", at="kind")

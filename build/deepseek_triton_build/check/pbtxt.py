@@ -14,18 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import is_inside, read_text
-from deepseek_triton_build.check.finding import (
-    BROKEN_CONFIG,
-    EXTRA_TENSOR,
-    MISSING_TENSOR,
-    NO_CONFIG,
-    NO_PROTOBUF,
-    POLICY_DIFFERS,
-    POLICY_ONLY_COMPLETED,
-    WRONG_BACKEND,
-    WRONG_NAME,
-)
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.type_strings import fits
@@ -80,24 +70,24 @@ class ModelConfig:
     def unknown_number(self, field: str, number: int, *, at: str) -> Finding:
         """Return the finding about a number that stands for no name of Triton's."""
         message = f"{field} {number} is not one that Triton knows"
-        return self.finding(BROKEN_CONFIG, message, "write its name instead", at=at)
+        return self.finding(codes.BROKEN_CONFIG, message, "write its name instead", at=at)
 
 
 def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding]]:
     """Return the configuration in `path`, and what is wrong with the file itself."""
     if not os.path.exists(path):
         fix = "write it: name, backend, inputs, outputs and instance_group"
-        return None, [NO_CONFIG.finding(f"{file} is missing", fix, file=file)]
+        return None, [codes.NO_CONFIG.finding(f"{file} is missing", fix, file=file)]
     text = read_text(path, file)
     if isinstance(text, Finding):
         return None, [text]
     if text.startswith("\ufeff"):
         message = "expected a field, found a byte order mark"
-        return None, [BROKEN_CONFIG.finding(message, "remove the byte order mark", file=file, line=1)]
+        return None, [codes.BROKEN_CONFIG.finding(message, "remove the byte order mark", file=file, line=1)]
     messages = _messages()
     if messages is None:
         message = f"{file} was not checked, because tritonclient's gRPC part is not installed"
-        return None, [NO_PROTOBUF.finding(message, "pip install 'tritonclient[grpc]'", file=file)]
+        return None, [codes.NO_PROTOBUF.finding(message, "pip install 'tritonclient[grpc]'", file=file)]
     from google.protobuf import text_format
 
     try:
@@ -105,10 +95,10 @@ def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding
     except text_format.ParseError as error:
         problem = printable_line(str(error).partition(" : ")[2]) or "not a ModelConfig"
         line = error.GetLine()
-        return None, [BROKEN_CONFIG.finding(problem, "correct or remove it", file=file, line=line)]
+        return None, [codes.BROKEN_CONFIG.finding(problem, "correct or remove it", file=file, line=line)]
     except UnicodeDecodeError:
         fix = "write it as UTF-8, without escaped bytes above 0x7f"
-        return None, [BROKEN_CONFIG.finding("a string is not UTF-8", fix, file=file)]
+        return None, [codes.BROKEN_CONFIG.finding("a string is not UTF-8", fix, file=file)]
     return ModelConfig(file=file, text=text, message=parsed), []
 
 
@@ -128,7 +118,7 @@ def check_config(
         if is_inside(message.backend) and message.backend:
             place = f"{safe_name(folder_name)}/backends/{safe_name(message.backend)}"
             fix += f", or put {message.backend}'s model.py into {place}"
-        yield config.finding(WRONG_BACKEND, text, fix, at="backend")
+        yield config.finding(codes.WRONG_BACKEND, text, fix, at="backend")
     policies = (("decoupled", message.model_transaction_policy.decoupled), ("max_batch_size", message.max_batch_size))
     defaults = {"decoupled": is_ours, "max_batch_size": 0}  # what model.py takes when triton_config lacks the key
     for key, here in policies if triton is not None else ():
@@ -147,7 +137,7 @@ def check_name(config: ModelConfig, folder: Path) -> Iterator[Finding]:
     name, folder_name = config.message.name, folder.resolve().name
     if name not in ("", folder_name):
         text = f"the model is named {name!r}, its folder {folder_name!r}"
-        yield config.finding(WRONG_NAME, text, f'write name: "{folder_name}", or rename the folder', at="name")
+        yield config.finding(codes.WRONG_NAME, text, f'write name: "{folder_name}", or rename the folder', at="name")
 
 
 def backend_folder(config: ModelConfig, folder: Path) -> Path | None:
@@ -175,12 +165,12 @@ def _check_policy(
     )
     is_left_out = config.line(key) is None
     if is_left_out and not is_ours:
-        yield config.finding(POLICY_ONLY_COMPLETED, text, f"write {wanted}", at=key)
+        yield config.finding(codes.POLICY_ONLY_COMPLETED, text, f"write {wanted}", at=key)
     else:
         fix = f"write {wanted}, or change {model_yaml}"
         if is_ours and not fits(there, BACKEND_SETTINGS[key]):  # T002 says what the backend takes
             fix = f"change {model_yaml}: the backend does not take {short_repr(there)}"
-        yield config.finding(POLICY_DIFFERS, text, fix, at=key)
+        yield config.finding(codes.POLICY_DIFFERS, text, fix, at=key)
 
 
 def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], wanted: Iterable[Any]) -> Iterator[Finding]:
@@ -190,22 +180,22 @@ def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], want
     for name, times in Counter(tensor.name for tensor in declared).items():
         if times > 1:
             text = f"{kind} {short_repr(name)} is declared {times} times"
-            yield config.finding(MISSING_TENSOR, text, "leave only one of them", at=f'"{name}"')
+            yield config.finding(codes.MISSING_TENSOR, text, "leave only one of them", at=f'"{name}"')
     for name, tensor in by_name.items():
         if name not in here:
             text = f"{kind} {name} is missing"
-            yield config.finding(MISSING_TENSOR, text, f"add {declaration(kind, tensor)}", at=f'"{name}"')
+            yield config.finding(codes.MISSING_TENSOR, text, f"add {declaration(kind, tensor)}", at=f'"{name}"')
             continue
         found = _shape(_dtype(here[name]) or str(here[name].data_type), here[name], kind)
         expected = _shape(tensor.dtype.value, tensor, kind)
         if found != expected:
             text = f"{kind} {name}: expected {expected}, found {found}"
-            yield config.finding(MISSING_TENSOR, text, f"write {declaration(kind, tensor)}", at=f'"{name}"')
+            yield config.finding(codes.MISSING_TENSOR, text, f"write {declaration(kind, tensor)}", at=f'"{name}"')
     for name in here.keys() - by_name.keys():
         near = nearest_name(name, by_name.keys() - here.keys())
         fix = f"did you mean {near}?" if near else "remove it"
         yield config.finding(
-            EXTRA_TENSOR, f"{kind} {short_repr(name)} is not in the wire contract", fix, at=f'"{name}"'
+            codes.EXTRA_TENSOR, f"{kind} {short_repr(name)} is not in the wire contract", fix, at=f'"{name}"'
         )
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
 from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
-from deepseek_triton_build.check.finding import UNUSED_ARGUMENTS, WEIGHTS_TOO_LARGE
 from deepseek_triton_build.check.flags import (
     YAML_FLAGS,
     ProgramFlags,
@@ -157,7 +157,7 @@ class _ProgramCheck(ModelCheck):
         if self.program is not None and self.program.name != QUICKSTART and is_there:
             message = f"{self.name} starts {self.program.name} without {self.yaml.name}"
             fix = f'write {YAML_FLAGS[0]} "$here/{self.yaml.name}" after {self.program.name}'
-            self.findings.append(UNUSED_ARGUMENTS.finding(message, fix, file=self.name))
+            self.findings.append(codes.UNUSED_ARGUMENTS.finding(message, fix, file=self.name))
         return None
 
     def check_rules(self, document: Document | None, release: Release, model: str) -> None:
@@ -293,4 +293,4 @@ def _misfits(deployment: Deployment) -> list[tuple[Code, Violation]]:
     if "tensor_parallel_size" not in deployment.settings:
         return []
     found = memory_problems(replace(deployment, unknown=frozenset()))
-    return [(code, violation) for code, violation in found if code is WEIGHTS_TOO_LARGE]
+    return [(code, violation) for code, violation in found if code is codes.WEIGHTS_TOO_LARGE]

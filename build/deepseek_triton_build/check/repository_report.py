@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deepseek_triton_build.build_errors import NothingToCheckError
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import read_yaml
-from deepseek_triton_build.check.finding import UNREADABLE, Report, in_order
+from deepseek_triton_build.check.finding import Report, in_order
 from deepseek_triton_build.check.generated_origin import Stamp, changed_files, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions, require_model_root
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model, is_of_vllm_backend
@@ -213,7 +214,7 @@ def _models(directory: Path, *, may_be_none: bool) -> tuple[list[tuple[Path, str
             continue
         except OSError as error:
             message, fix = f"{folder.name} can't be looked into: {error.strerror}", "make it readable and searchable"
-            unreadable.append(UNREADABLE.finding(message, fix, file=folder.name))
+            unreadable.append(codes.UNREADABLE.finding(message, fix, file=folder.name))
     if may_be_none:
         return found, unreadable
     if not found and unreadable:

@@ -6,21 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, key_name
-from deepseek_triton_build.check.finding import (
-    IGNORED_KEY,
-    MOVED_KEY,
-    NOT_A_SECTION,
-    NOT_LOOKED_INTO,
-    OUT_OF_RANGE,
-    UNKNOWN_KEY,
-    WRONG_CHOICE,
-    WRONG_KEY,
-    WRONG_NULL,
-    WRONG_SETTING,
-    WRONG_SETTING_VALUE,
-    WRONG_TYPE,
-)
 from deepseek_triton_build.data import spelling, type_strings
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.data.releases import (
@@ -85,7 +72,7 @@ def ignored_arguments(document: Document, engine: str) -> CheckedArguments:
         message = f"{name} has no effect: of the LLM arguments, the {engine} engine takes only model"
         is_ours = name in BACKEND_SETTINGS
         fix = f"indent it, so that it stands under {TRITON_SECTION}" if is_ours else "remove it"
-        findings.append(document.finding(IGNORED_KEY, name, message, fix))
+        findings.append(document.finding(codes.IGNORED_KEY, name, message, fix))
     return CheckedArguments(findings=findings)
 
 
@@ -131,17 +118,17 @@ class _SchemaWalk:
         chosen, chooser = value.get(row.discriminator), f"{key}.{row.discriminator}"
         if not isinstance(chosen, str):
             expected = f"expected {row.discriminator}, which names the kind of section, found {short_repr(chosen)}"
-            self.add(WRONG_CHOICE, chooser, expected, edit_instruction({chooser: next(iter(kinds))}))
+            self.add(codes.WRONG_CHOICE, chooser, expected, edit_instruction({chooser: next(iter(kinds))}))
             return
         self.checked.settings[chooser] = chosen
         if chosen not in kinds:
             if near := nearest_name(chosen, kinds):
                 message = f"expected {', '.join(kinds)} or another kind, found {short_repr(chosen)}"
-                self.add(WRONG_CHOICE, chooser, message, f"did you mean {near}?")
+                self.add(codes.WRONG_CHOICE, chooser, message, f"did you mean {near}?")
                 return
             fix = f"nothing, if it is meant; recorded kinds: {', '.join(kinds)}"
             message = f"{short_repr(chosen)} is not recorded here, so its keys are not checked"
-            self.add(NOT_LOOKED_INTO, chooser, message, fix)
+            self.add(codes.NOT_LOOKED_INTO, chooser, message, fix)
             return
         below = {name: entry for name, entry in value.items() if name != row.discriminator}
         self.check_section(below, [classes[kinds[chosen]]], f"{key}.")
@@ -155,7 +142,7 @@ class _SchemaWalk:
         for path, below, new_key in moves:
             if new_key:
                 message = f"{path} is not a key of TensorRT-LLM {self.release.version}, which has {new_key} instead"
-                self.add(MOVED_KEY, path, message, self.translation(path, self.lines_below(path, below, classes)))
+                self.add(codes.MOVED_KEY, path, message, self.translation(path, self.lines_below(path, below, classes)))
             else:
                 self.report_unknown(path, path, below, classes)
 
@@ -168,7 +155,7 @@ class _SchemaWalk:
         where = f"{prefix} of TensorRT-LLM" if prefix else "TensorRT-LLM"
         if "." in name and self.release.find_key(key) is not None:
             message = f"YAML reads {name} as one name with dots in it, not as a path"
-            self.add(WRONG_KEY, key, message, edit_instruction({key: value}))
+            self.add(codes.WRONG_KEY, key, message, edit_instruction({key: value}))
             return
         is_settled = all(cls.complete for cls in classes)
         if not prefix and TRITON_SECTION in self.other_sections and name in BACKEND_SETTINGS:
@@ -180,13 +167,13 @@ class _SchemaWalk:
             fix = _found_elsewhere(key, is_settled) or meant
         if not is_settled:
             message = f"{name} is not known to be a key of {where} {self.release.version}"
-            self.add(UNKNOWN_KEY, key, message, fix or "look it up in the release's documentation")
+            self.add(codes.UNKNOWN_KEY, key, message, fix or "look it up in the release's documentation")
         elif prefix and self.release.version in _IGNORE_IN_SECTIONS:
             message = f"{name} is not a key of {where} {self.release.version}; it is ignored"
-            self.add(IGNORED_KEY, key, message, fix or "remove it")
+            self.add(codes.IGNORED_KEY, key, message, fix or "remove it")
         else:
             message = f"{name} is not a key of {where} {self.release.version}; it would stop the load"
-            self.add(WRONG_KEY, key, message, fix or "remove it")
+            self.add(codes.WRONG_KEY, key, message, fix or "remove it")
 
     def lines_below(self, key: str, value: Any, classes: list[LlmClass]) -> dict[str, Any]:
         """Return a key that moved; for a section whose keys moved one by one, those of them that did."""
@@ -260,20 +247,20 @@ def value_problem(value: Any, spelled: str, keys: Iterable[str] = ()) -> Problem
     words = type_strings.in_words(spelled)
     message, fix = f"expected {words}, found {short_repr(value)}", f"write {words}"
     if value is None:
-        return Problem(WRONG_NULL, message, "write a value, or leave the key out for its default")
+        return Problem(codes.WRONG_NULL, message, "write a value, or leave the key out for its default")
     if keys:
         null = ", or null" if type_strings.has_none(spelled) else ""
         message = f"expected a section with its keys below it{null}, found {short_repr(value)}"
-        return Problem(NOT_A_SECTION, message, f"write its keys below it: {first_names(keys, most=4)}")
+        return Problem(codes.NOT_A_SECTION, message, f"write its keys below it: {first_names(keys, most=4)}")
     if isinstance(value, str) and (choices := type_strings.choices(spelled)):
         message = f"expected one of {first_names(choices, most=_MOST_CHOICES)}, found {short_repr(value)}"
         near = nearest_name(value, choices)
-        return Problem(WRONG_CHOICE, message, f"did you mean {near}?" if near else fix)
+        return Problem(codes.WRONG_CHOICE, message, f"did you mean {near}?" if near else fix)
     if type_strings.fits(value, type_strings.without_bounds(spelled)):
-        return Problem(OUT_OF_RANGE, message, fix)
+        return Problem(codes.OUT_OF_RANGE, message, fix)
     if isinstance(value, str) and type_strings.fits(_unquoted(value), spelled):
         fix = f"write {value} as a number, without quotes and with a point before any exponent"
-    return Problem(WRONG_TYPE, message, fix)
+    return Problem(codes.WRONG_TYPE, message, fix)
 
 
 def _unquoted(text: str) -> Any:
@@ -304,7 +291,7 @@ def check_triton_config(
     section = document.values.get(TRITON_SECTION)
     if section is not None and not isinstance(section, dict):
         message = f"expected a section, found {short_repr(section)}"
-        yield document.finding(WRONG_SETTING_VALUE, TRITON_SECTION, message, "write its keys below it")
+        yield document.finding(codes.WRONG_SETTING_VALUE, TRITON_SECTION, message, "write its keys below it")
         return
     settings = BACKEND_SETTINGS if is_ours else _UPSTREAM_SETTINGS
     for key, value in (section or {}).items():
@@ -312,11 +299,13 @@ def check_triton_config(
             if not type_strings.fits(value, settings[key]):
                 expected = type_strings.in_words(settings[key])
                 message = f"expected {expected}, found {short_repr(value)}"
-                yield document.finding(WRONG_SETTING_VALUE, f"{TRITON_SECTION}.{key}", message, f"write {expected}")
+                yield document.finding(
+                    codes.WRONG_SETTING_VALUE, f"{TRITON_SECTION}.{key}", message, f"write {expected}"
+                )
         elif is_ours and find_argument(key_name(key)) is not None:
             dotted = f"{TRITON_SECTION}.{key_name(key)}"
             message = f"{dotted} is not a key of the backend, but an LLM argument"
-            yield document.finding(WRONG_SETTING, dotted, message, "move it to the top level, without an indent")
+            yield document.finding(codes.WRONG_SETTING, dotted, message, "move it to the top level, without an indent")
         elif is_ours:
             yield _unknown(document, f"{TRITON_SECTION}.{key_name(key)}", "the backend", nearest_name(key, settings))
     if is_ours:
@@ -327,7 +316,7 @@ def check_triton_config(
         if isinstance(warmup, dict) and "shapes" not in warmup:
             fix = "write shapes: [[1, 64]], or warmup: null"
             key = f"{TRITON_SECTION}.warmup"
-            yield document.finding(WRONG_SETTING_VALUE, key, "expected shapes, found none", fix)
+            yield document.finding(codes.WRONG_SETTING_VALUE, key, "expected shapes, found none", fix)
 
 
 def triton_settings(document: Document) -> Mapping[str, Any]:
@@ -353,9 +342,9 @@ def _check_entries(
             yield _unknown(document, dotted, section, nearest_name(name, known))
         elif problem := problem_of(name, value):
             fix = "write such a value, or leave the key out"
-            yield document.finding(WRONG_SETTING_VALUE, dotted, problem, fix)
+            yield document.finding(codes.WRONG_SETTING_VALUE, dotted, problem, fix)
 
 
 def _unknown(document: Document, dotted: str, owner: str, near: str | None) -> Finding:
     fix = f"did you mean {near}?" if near else "remove it, or write one of the keys in docs/configuration.md"
-    return document.finding(WRONG_SETTING, dotted, f"{dotted} is not a key of {owner}", fix)
+    return document.finding(codes.WRONG_SETTING, dotted, f"{dotted} is not a key of {owner}", fix)

@@ -10,8 +10,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, read_text
-from deepseek_triton_build.check.finding import BROKEN_SCRIPT, MISSPELLED_VARIABLE, OBSOLETE_VARIABLE, WRONG_VARIABLE
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.data.yaml_files import load_yaml
@@ -234,7 +234,7 @@ def _syntax_problems(text: str, file: str) -> list[Finding]:
         return []
     message = f"bash can't read it: {printable_line(found[2])}"
     fix = "correct it; the cause may be a quote that is not closed, some lines before"
-    return [BROKEN_SCRIPT.finding(message, fix, file=file, line=int(found[1]))]
+    return [codes.BROKEN_SCRIPT.finding(message, fix, file=file, line=int(found[1]))]
 
 
 _NEAR = 0.92
@@ -258,13 +258,13 @@ def variable_problems(script: ShellScript) -> Iterator[Finding]:
             if near:
                 message = f"{name} is not a variable that the engine is known to read"
                 fix = f"did you mean {near[0]}?"
-                yield MISSPELLED_VARIABLE.finding(message, fix, file=script.file, line=variable.line, key=name)
+                yield codes.MISSPELLED_VARIABLE.finding(message, fix, file=script.file, line=variable.line, key=name)
             continue
         pattern, words = known[name]
         if variable.value and not re.fullmatch(pattern, variable.value, re.IGNORECASE | re.DOTALL):
             message = f"{name}: expected {words}, found {short_repr(variable.value)}"
             fix = f"write {words}, or remove the variable"
-            yield WRONG_VARIABLE.finding(message, fix, file=script.file, line=variable.line, key=name)
+            yield codes.WRONG_VARIABLE.finding(message, fix, file=script.file, line=variable.line, key=name)
 
 
 def vllm_variable_problems(
@@ -291,21 +291,21 @@ def _vllm_problem(
     name: str, variable: Variable, version: VllmVersion, write: Callable[[str, Any], str]
 ) -> tuple[Code, str, str] | None:
     if name.startswith(_OF_TENSORRT_LLM):
-        return OBSOLETE_VARIABLE, "vLLM does not read TensorRT-LLM's variables", "remove it"
+        return codes.OBSOLETE_VARIABLE, "vLLM does not read TensorRT-LLM's variables", "remove it"
     if not name.startswith("VLLM_") or name in version.environment:
         return None
     replaced = version.replaced_environment.get(name)
     if replaced is not None and replaced.by is not None:
         message = f"vLLM {version.version} does not read it; the argument {replaced.by} took its place"
         value = None if variable.value is None else replaced.new_value(variable.value)
-        return OBSOLETE_VARIABLE, message, f"{write(replaced.by, value)}, and remove the variable"
+        return codes.OBSOLETE_VARIABLE, message, f"{write(replaced.by, value)}, and remove the variable"
     if replaced is not None:
-        return OBSOLETE_VARIABLE, f"vLLM {version.version} does not read it: {replaced.why}", "remove it"
+        return codes.OBSOLETE_VARIABLE, f"vLLM {version.version} does not read it: {replaced.why}", "remove it"
     message = f"vLLM {version.version} does not read it"
     near = difflib.get_close_matches(name, version.environment, n=1, cutoff=_NEAR)
     if near:
-        return MISSPELLED_VARIABLE, message, f"did you mean {near[0]}?"
-    return OBSOLETE_VARIABLE, message, "remove it, or use a version of vLLM that reads it"
+        return codes.MISSPELLED_VARIABLE, message, f"did you mean {near[0]}?"
+    return codes.OBSOLETE_VARIABLE, message, "remove it, or use a version of vLLM that reads it"
 
 
 @cache

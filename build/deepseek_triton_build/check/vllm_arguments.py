@@ -6,11 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, key_name
-from deepseek_triton_build.check.finding import (
-    MOVED_KEY,
-    WRONG_KEY,
-)
 from deepseek_triton_build.check.schema import TRITON_SECTION, CheckedArguments, Problem, value_problem
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, Argument, VllmVersion, load_vllm
@@ -31,10 +28,10 @@ def absent_problem(key: str, value: Any, version: VllmVersion) -> Problem:
         message = f"{key} is not an argument of vLLM {version.version}"
         why = f": {moved.why}" if moved.why else ""
         if moved.by is None:
-            return Problem(MOVED_KEY, message + why, "remove it")
+            return Problem(codes.MOVED_KEY, message + why, "remove it")
         new_value = moved.new_value(value)
         fix = f"write {moved.by}" if new_value is None else edit_instruction({moved.by: new_value})
-        return Problem(MOVED_KEY, f"{message}, which has {moved.by} instead{why}", fix)
+        return Problem(codes.MOVED_KEY, f"{message}, which has {moved.by} instead{why}", fix)
     section, _, name = key.rpartition(".")
     owner = f"a key of {section}" if section else "an argument"
     message = f"{name} is not {owner} of vLLM {version.version}; it would stop the load"
@@ -47,7 +44,7 @@ def absent_problem(key: str, value: Any, version: VllmVersion) -> Problem:
         fix = f"vLLM {elsewhere} has it; remove it here, or use that version"
     elif near is not None:
         fix = f"did you mean {near}{f', under {section}' if section else ''}?"
-    return Problem(WRONG_KEY, message, fix)
+    return Problem(codes.WRONG_KEY, message, fix)
 
 
 def check_vllm_arguments(

@@ -9,18 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import NotAFileError, is_inside, open_file, read_json
-from deepseek_triton_build.check.finding import (
-    BROKEN,
-    BROKEN_SHARD,
-    MISSING_SHARD,
-    MISSING_TENSORS,
-    NO_WEIGHTS,
-    STRAY_SHARD,
-    UNLISTED_TENSORS,
-    UNREADABLE,
-    WRONG_LENGTH,
-)
 from deepseek_triton_build.check.safetensors import Header, HeaderError, PointerError, read_header
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import first_names, safe_name
@@ -75,7 +65,7 @@ class _FolderCheck:
             present = _present(self.folder)
         except OSError as error:
             message = f"{safe_name(self.label)} can't be looked into: {error.strerror}"
-            yield UNREADABLE.finding(message, "make it readable and searchable", file=self.label)
+            yield codes.UNREADABLE.finding(message, "make it readable and searchable", file=self.label)
             return
         if only_indexed and WEIGHTS in present:  # transformers looks for this file first
             yield from self.check_without_index({WEIGHTS})
@@ -93,13 +83,13 @@ class _FolderCheck:
         index = None  # freed early, because it takes as much memory as everything below
         if is_broken:
             message = "expected weight_map, a mapping of tensor to shard"
-            findings.append(BROKEN.finding(message, _AGAIN, file=file))
+            findings.append(codes.BROKEN.finding(message, _AGAIN, file=file))
         yield from findings
         if shards is None:
             yield from self.check_each(present)
             return
         if not shards:
-            yield NO_WEIGHTS.finding(f"{INDEX} names no tensor", "download the checkpoint again", file=file)
+            yield codes.NO_WEIGHTS.finding(f"{INDEX} names no tensor", "download the checkpoint again", file=file)
         yield from self.check_shards(shards, file)
         for name in () if only_indexed else sorted(present - shards.keys()):
             yield from self.check_stray(name)
@@ -108,11 +98,11 @@ class _FolderCheck:
         outside = [name for name in shards if not is_inside(name)]
         if outside:
             message = f"expected names of files in this folder, found {first_names(outside)}"
-            yield BROKEN.finding(message, _AGAIN, file=index_file)
+            yield codes.BROKEN.finding(message, _AGAIN, file=index_file)
         missing = [name for name in shards.keys() - set(outside) if _is_absent(self.folder / name)]
         if missing:
             message = f"{len(missing)} of {len(shards)} shards are missing: {first_names(missing)}"
-            yield MISSING_SHARD.finding(message, "download them again", file=index_file)
+            yield codes.MISSING_SHARD.finding(message, "download them again", file=index_file)
         everywhere = frozenset(tensor for tensors in shards.values() for tensor in tensors)
         for name in sorted(shards.keys() - set(outside) - set(missing)):
             header, findings = self.check_file(name)
@@ -124,18 +114,18 @@ class _FolderCheck:
         header, findings = self.check_file(name)
         reads = "" if header is None else f", but TensorRT-LLM reads its {header.found:,} bytes all the same"
         fix = "move it out of the folder, or download the index again"
-        yield STRAY_SHARD.finding(f"the index does not name this file{reads}", fix, file=f"{self.label}/{name}")
+        yield codes.STRAY_SHARD.finding(f"the index does not name this file{reads}", fix, file=f"{self.label}/{name}")
         yield from findings
 
     def check_without_index(self, present: set[str]) -> Iterator[Finding]:
         """Check a folder with one file, or with files whose names hold numbers."""
         if not present:
             message = f"{safe_name(self.label)} has neither {INDEX} nor a *.safetensors file"
-            yield NO_WEIGHTS.finding(message, "download the checkpoint again", file=self.label)
+            yield codes.NO_WEIGHTS.finding(message, "download the checkpoint again", file=self.label)
         missing = _unnumbered(present)
         if missing:
             message = f"{len(missing)} shards are missing, as the names of the others show: {first_names(missing)}"
-            yield MISSING_SHARD.finding(message, "download them again", file=self.label)
+            yield codes.MISSING_SHARD.finding(message, "download them again", file=self.label)
         yield from self.check_each(present)
 
     def check_each(self, names: set[str]) -> Iterator[Finding]:
@@ -144,7 +134,7 @@ class _FolderCheck:
             header, findings = self.check_file(name)
             yield from findings
             if header is not None and not header.tensors:
-                yield NO_WEIGHTS.finding("it holds no tensor", _AGAIN, file=f"{self.label}/{name}")
+                yield codes.NO_WEIGHTS.finding("it holds no tensor", _AGAIN, file=f"{self.label}/{name}")
 
     def check_file(self, name: str) -> tuple[Header | None, list[Finding]]:
         """Check that one file is complete, without regard to the index, and return its header."""
@@ -154,19 +144,19 @@ class _FolderCheck:
             with open_file(self.folder / name) as opened:
                 header = read_header(opened)
         except NotAFileError:
-            return None, [BROKEN_SHARD.finding("expected a file, found something else", _AGAIN, file=file)]
+            return None, [codes.BROKEN_SHARD.finding("expected a file, found something else", _AGAIN, file=file)]
         except FileNotFoundError:
             message = "it is missing: it is a link to nothing, or was removed during the check"
-            return None, [MISSING_SHARD.finding(message, _AGAIN, file=file)]
+            return None, [codes.MISSING_SHARD.finding(message, _AGAIN, file=file)]
         except OSError as error:
             fix = "make it readable, or download it again"
-            return None, [UNREADABLE.finding(f"can't be read: {error.strerror}", fix, file=file)]
+            return None, [codes.UNREADABLE.finding(f"can't be read: {error.strerror}", fix, file=file)]
         except PointerError as error:
-            return None, [BROKEN_SHARD.finding(str(error), "fetch it: git lfs pull", file=file)]
+            return None, [codes.BROKEN_SHARD.finding(str(error), "fetch it: git lfs pull", file=file)]
         except HeaderError as error:
-            return None, [BROKEN_SHARD.finding(str(error), _AGAIN, file=file)]
+            return None, [codes.BROKEN_SHARD.finding(str(error), _AGAIN, file=file)]
         if header.found != header.length:
-            return header, [WRONG_LENGTH.finding(_wrong_length(header), _AGAIN, file=file)]
+            return header, [codes.WRONG_LENGTH.finding(_wrong_length(header), _AGAIN, file=file)]
         return header, []
 
 
@@ -199,7 +189,7 @@ def _compare(header: Header, wanted: frozenset[str], everywhere: frozenset[str],
         message = (
             f"{len(absent)} of the {len(wanted)} tensors that the index lists for it are missing: {first_names(absent)}"
         )
-        yield MISSING_TENSORS.finding(message, "download it and the index again", file=file)
+        yield codes.MISSING_TENSORS.finding(message, "download it and the index again", file=file)
     others = (
         (found - everywhere, "are not in the index"),
         ((found - wanted) & everywhere, "are in another shard by the index"),
@@ -208,7 +198,7 @@ def _compare(header: Header, wanted: frozenset[str], everywhere: frozenset[str],
         parts = [
             f"{len(tensors)} of its {len(found)} tensors {what}: {first_names(tensors)}" for tensors, what in unlisted
         ]
-        yield UNLISTED_TENSORS.finding("; ".join(parts), "download it and the index again", file=file)
+        yield codes.UNLISTED_TENSORS.finding("; ".join(parts), "download it and the index again", file=file)
 
 
 def _is_absent(path: Path) -> bool:
