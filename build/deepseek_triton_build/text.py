@@ -211,11 +211,14 @@ def first_names(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def nearest_name(name: Any, known: Iterable[str]) -> str | None:
-    """Return the known name that `name` may be a misspelling of, upper and lower case apart; None when none is near."""
+def nearest_name(name: Any, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """Return the known name that `name` may be a misspelling of, upper and lower case apart; None when none is near.
+
+    :param likeness: from 0 to 1, as difflib counts it: the least that is near.
+    """
     by_lower = {entry.lower(): entry for entry in known}
-    found = difflib.get_close_matches(str(name).lower()[:100], by_lower, n=1)
-    return by_lower[found[0]] if found else None
+    near = difflib.get_close_matches(str(name).lower()[:100], by_lower, n=1, cutoff=likeness)
+    return by_lower[near[0]] if near else None
 
 
 class _Template(string.Template):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepseek_triton_build.check import codes
-from deepseek_triton_build.check.schema import value_problem
+from deepseek_triton_build.check.schema import Problem, value_problem
 from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScript, typed
 from deepseek_triton_build.check.vllm_arguments import absent_problem, argument_problem
 from deepseek_triton_build.data import spelling, type_strings
@@ -61,12 +60,18 @@ class ProgramFlags:
         line, flag = self.places.get(key or "", (None, key or ""))
         return self.file, line, flag
 
-    def add(self, check: Code, message: str, fix: str, line: int, key: str | None = None) -> None:
-        self.findings.append(check.finding(message, fix, file=self.file, line=line, key=key))
+    def add(self, code: Code, message: str, fix: str, line: int, key: str | None = None) -> None:
+        self.findings.append(code.finding(message, fix, file=self.file, line=line, key=key))
 
-    def refuse_value(self, check: Code, flag: CommandFlag, key: str, problem: str, fix: str) -> None:
-        self.unknown.add(key)
-        self.add(check, f"{flag.name}: {problem}", fix, flag.line, key)
+    def set(self, flag: CommandFlag, key: str, value: Any, problem: Problem | None = None) -> None:
+        """Keep the value that a flag gives an argument, or report what is wrong with it. None: it can't be known."""
+        self.places[key] = flag.line, flag.name
+        if problem is not None:
+            self.add(problem.code, f"{flag.name}: {problem.message}", problem.fix, flag.line, key)
+        if problem is not None or value is None:
+            self.unknown.add(key)
+        else:
+            self.settings[key] = value
 
 
 def read_flags(script: ShellScript, program: Program) -> ProgramFlags:
@@ -74,28 +79,19 @@ def read_flags(script: ShellScript, program: Program) -> ProgramFlags:
     flags = ProgramFlags(file=script.file)
     for flag in program.flags:
         if flag.name in program.meanings:
-            _set_key(flags, flag, *program.meanings[flag.name])
+            key, stands_for = program.meanings[flag.name]
+            argument = load_release(CANONICAL_RELEASE).find_key(key)
+            assert argument is not None  # a test compares the flags' keys with the record
+            value = stands_for if stands_for is not None else typed(flag.values, argument.type)
+            problem = None if value is None else value_problem(value, bounded_type(key, argument.type))
+            flags.set(flag, key, value, problem)
         elif flag.name not in _OTHER_FLAGS:
-            near = difflib.get_close_matches(flag.name, [*program.meanings, *_OTHER_FLAGS], n=1, cutoff=_NEAR)
-            if near:
+            if near := nearest_name(flag.name, [*program.meanings, *_OTHER_FLAGS], likeness=_NEAR):
                 message = f"{flag.name} is not a flag of {program.name}"
-                flags.add(codes.WRONG_FLAG, message, f"did you mean {near[0]}?", flag.line)
+                flags.add(codes.WRONG_FLAG, message, f"did you mean {near}?", flag.line)
             else:
                 flags.unread.append(flag.name)
     return flags
-
-
-def _set_key(flags: ProgramFlags, flag: CommandFlag, key: str, stands_for: Any) -> None:
-    argument = load_release(CANONICAL_RELEASE).find_key(key)
-    assert argument is not None  # a test compares the flags' keys with the record
-    value = stands_for if stands_for is not None else typed(flag.values, argument.type)
-    flags.places[key] = flag.line, flag.name
-    if value is None:
-        flags.unknown.add(key)
-    elif problem := value_problem(value, bounded_type(key, argument.type)):
-        flags.refuse_value(problem.code, flag, key, problem.message, problem.fix)
-    else:
-        flags.settings[key] = value
 
 
 def unused_flags(flags: ProgramFlags, document_keys: Mapping[Any, Any], settings: Mapping[str, Any], file: str) -> None:
@@ -132,16 +128,15 @@ def read_vllm_flags(script: ShellScript, program: Program, version: VllmVersion)
         key, is_off = _argument(flag.name, version)
         row = version.find(key)
         if row is not None and key not in WITHOUT_FLAG:
-            flags.places[key] = flag.line, flag.name
             if is_off:
-                flags.settings[key] = False
+                flags.set(flag, key, False)
             elif key in version.sections:
                 _set_section(flags, flag, key, version)
             else:
                 _set_argument(flags, flag, key, row, version)
         elif _dashed(flag.name) not in version.serve_flags and not _OPTIMIZATION.fullmatch(flag.name):
-            check, why, fix = _unknown(flag, key, version)
-            flags.add(check, f"{flag.name} is not a flag of vllm serve {version.version}{why}", fix, flag.line)
+            code, why, fix = _unknown(flag, key, version)
+            flags.add(code, f"{flag.name} is not a flag of vllm serve {version.version}{why}", fix, flag.line)
     return flags
 
 
@@ -199,31 +194,21 @@ def _unknown(flag: CommandFlag, key: str, version: VllmVersion) -> tuple[Code, s
 def _set_argument(flags: ProgramFlags, flag: CommandFlag, key: str, row: Argument, version: VllmVersion) -> None:
     if not flag.values and not type_strings.fits(True, row.type):
         fix = f"write {type_strings.in_words(row.type)}"
-        flags.refuse_value(codes.WRONG_TYPE, flag, key, "expected a value after it, found none", fix)
+        flags.set(flag, key, None, Problem(codes.WRONG_TYPE, "expected a value after it, found none", fix))
         return
     value = _human(flag, row) or typed(flag.values, "str" if row.type.split(" | ")[0] == "str" else row.type)
     is_json = isinstance(value, str) and value.startswith("{")
     if value is None or is_json or (value == "auto" and key in _AUTO):
-        flags.unknown.add(key)
+        flags.set(flag, key, None)
     else:
-        _set_value(flags, flag, key, value, row, version)
-
-
-def _set_value(
-    flags: ProgramFlags, flag: CommandFlag, key: str, value: Any, row: Argument, version: VllmVersion
-) -> None:
-    problem = argument_problem(value, row, version)
-    if problem is None:
-        flags.settings[key] = value
-    else:
-        flags.refuse_value(problem.code, flag, key, problem.message, problem.fix)
+        flags.set(flag, key, value, argument_problem(value, row, version))
 
 
 def _set_section(flags: ProgramFlags, flag: CommandFlag, key: str, version: VllmVersion) -> None:
-    """Add the keys of an argument that is given as one JSON object."""
+    """Set the keys of an argument that is given as one JSON object."""
     keys, text = version.sections[key], flag.values[0].value if flag.values else ""
     if text is None:
-        flags.unknown.add(key)
+        flags.set(flag, key, None)
         return
     try:
         section = json.loads(text)
@@ -231,13 +216,14 @@ def _set_section(flags: ProgramFlags, flag: CommandFlag, key: str, version: Vllm
         section = None
     if not isinstance(section, dict):
         fix = f"write {flag.name} '{{\"{next(iter(keys))}\": ...}}'"
-        flags.refuse_value(codes.WRONG_TYPE, flag, key, f"expected a JSON object, found {short_repr(text)}", fix)
+        message = f"expected a JSON object, found {short_repr(text)}"
+        flags.set(flag, key, None, Problem(codes.WRONG_TYPE, message, fix))
         return
+    flags.places[key] = flag.line, flag.name
     for name, value in section.items():
         path = f"{key}.{name}"
-        flags.places[path] = flag.line, flag.name
         if name in keys:
-            _set_value(flags, flag, path, value, keys[name], version)
+            flags.set(flag, path, value, argument_problem(value, keys[name], version))
         else:
             problem = absent_problem(path, value, version)
             flags.add(problem.code, f"{flag.name}: {problem.message}", problem.fix, flag.line, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.data.yaml_files import load_yaml
 from deepseek_triton_build.render import quickstart
-from deepseek_triton_build.rules.finding import Code, Finding
-from deepseek_triton_build.text import edit_instruction, parse_yaml, printable_line, short_repr
+from deepseek_triton_build.rules.finding import Finding
+from deepseek_triton_build.text import edit_instruction, nearest_name, parse_yaml, printable_line, short_repr
 
 START_SCRIPT = "start.sh"
 PROGRAM_SCRIPTS = ("serve.sh", "bench.sh", "eval.sh", "quickstart.sh")
@@ -254,10 +253,9 @@ def variable_problems(script: ShellScript) -> Iterator[Finding]:
     known = _known()
     for name, variable in script.variables.items():
         if name not in known:
-            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=_NEAR)
-            if near:
+            if near := nearest_name(name, known, likeness=_NEAR):
                 message = f"{name} is not a variable that the engine is known to read"
-                fix = f"did you mean {near[0]}?"
+                fix = f"did you mean {near}?"
                 yield codes.MISSPELLED_VARIABLE.finding(message, fix, file=script.file, line=variable.line, key=name)
             continue
         pattern, words = known[name]
@@ -275,37 +273,29 @@ def vllm_variable_problems(
     :param write: returns what to write for an argument and its value, where the script's engine takes its arguments.
     """
     for name, variable in script.variables.items():
-        problem = _vllm_problem(name, variable, version, write)
-        if problem is not None:
-            check, message, fix = problem
-            yield check.finding(f"{name}: {message}", fix, file=script.file, line=variable.line, key=name)
+        replaced = version.replaced_environment.get(name)
+        code, message = codes.OBSOLETE_VARIABLE, f"vLLM {version.version} does not read it"
+        if name.startswith(_OF_TENSORRT_LLM):
+            message, fix = "vLLM does not read TensorRT-LLM's variables", "remove it"
+        elif not name.startswith("VLLM_") or name in version.environment:
+            continue
+        elif replaced is not None and replaced.by is not None:
+            message += f"; the argument {replaced.by} took its place"
+            value = None if variable.value is None else replaced.new_value(variable.value)
+            fix = f"{write(replaced.by, value)}, and remove the variable"
+        elif replaced is not None:
+            message, fix = f"{message}: {replaced.why}", "remove it"
+        elif near := nearest_name(name, version.environment, likeness=_NEAR):
+            code, fix = codes.MISSPELLED_VARIABLE, f"did you mean {near}?"
+        else:
+            fix = "remove it, or use a version of vLLM that reads it"
+        yield code.finding(f"{name}: {message}", fix, file=script.file, line=variable.line, key=name)
 
 
 def as_setting(document: Document, argument: str, value: Any) -> str:
     """Return what to write into the document for an argument; its value may not be known."""
     written = f"write {argument}" if value is None else edit_instruction({argument: value})
     return f"in {document.file}: {written}"
-
-
-def _vllm_problem(
-    name: str, variable: Variable, version: VllmVersion, write: Callable[[str, Any], str]
-) -> tuple[Code, str, str] | None:
-    if name.startswith(_OF_TENSORRT_LLM):
-        return codes.OBSOLETE_VARIABLE, "vLLM does not read TensorRT-LLM's variables", "remove it"
-    if not name.startswith("VLLM_") or name in version.environment:
-        return None
-    replaced = version.replaced_environment.get(name)
-    if replaced is not None and replaced.by is not None:
-        message = f"vLLM {version.version} does not read it; the argument {replaced.by} took its place"
-        value = None if variable.value is None else replaced.new_value(variable.value)
-        return codes.OBSOLETE_VARIABLE, message, f"{write(replaced.by, value)}, and remove the variable"
-    if replaced is not None:
-        return codes.OBSOLETE_VARIABLE, f"vLLM {version.version} does not read it: {replaced.why}", "remove it"
-    message = f"vLLM {version.version} does not read it"
-    near = difflib.get_close_matches(name, version.environment, n=1, cutoff=_NEAR)
-    if near:
-        return codes.MISSPELLED_VARIABLE, message, f"did you mean {near[0]}?"
-    return codes.OBSOLETE_VARIABLE, message, "remove it, or use a version of vLLM that reads it"
 
 
 @cache
