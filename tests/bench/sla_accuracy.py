@@ -20,12 +20,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "model_repository/tensorrt_llm/1"))
 
 from deepseek_backend.engines.simulated.presets import PRESETS, read_table  # noqa: E402
-from deepseek_triton_tools.sla.paces import (  # noqa: E402
-    PacedModel,
-    ServerLayout,
-    SiliconPaces,
-)
-from deepseek_triton_tools.sla.predictions import (  # noqa: E402
+from deepseek_triton_tools.sla.fleets import (  # noqa: E402
     TOKENS_PER_STEP,
     PacedServer,
     SlaWorkload,
@@ -36,6 +31,11 @@ from deepseek_triton_tools.sla.predictions import (  # noqa: E402
     generation_tpot_ms,
     margin_for,
     prompt_ms,
+)
+from deepseek_triton_tools.sla.paces import (  # noqa: E402
+    PacedModel,
+    ServerLayout,
+    SiliconPaces,
 )
 
 

@@ -12,8 +12,7 @@ from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_build import DisaggregatedPlan, PlanRequest, Workload
 from deepseek_triton_tools.bench.figures import Slo
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.sla.paces import ModelPaces, PacedModel, ServerLayout
-from deepseek_triton_tools.sla.predictions import (
+from deepseek_triton_tools.sla.fleets import (
     PacedServer,
     SlaWorkload,
     aggregated_times,
@@ -21,6 +20,7 @@ from deepseek_triton_tools.sla.predictions import (
     context_busy,
     context_ttft_ms,
 )
+from deepseek_triton_tools.sla.paces import ModelPaces, PacedModel, ServerLayout
 from deepseek_triton_tools.sla.sla_plan import plan_to_sla
 
 SEARCH = ["plan", "deepseek-r1", "--gpu", "h200", "--isl", "1024", "--osl", "1024"]
@@ -232,16 +232,6 @@ def environment(tmp_path, has_data):
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{answers}"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     return tmp_path / "environment"
-
-
-@pytest.mark.slow
-def test_servers_that_could_use_deepep_are_named(search, tmp_path):
-    place = environment(tmp_path, "max(one['tp_size'], one['attention_dp_size']) == 16")
-
-    found = search("--gpus", "16", "--sla", "tpot=90", "--aiconfigurator", place)
-    names = {fleet["layout"] for fleet in found["fleets"]}
-    assert {"DP16 EP16", "DP16 EP8", "TP16 EP16"} <= names
-    assert [note.partition(":")[0] for note in found["notes"]] == ["DP16 EP16"]
 
 
 @pytest.mark.slow

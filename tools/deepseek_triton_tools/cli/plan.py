@@ -27,7 +27,7 @@ def add_options(verb: VerbParser) -> None:
     option(sla, "--aiconfigurator PATH", paces, path)
     presets = "write presets of the simulated engine with the pace of the fleet that --sla chooses"
     option(sla, "--write-pace DIR", presets, path)
-    option(sla, "--report FILE", "write the search as an HTML page with its Pareto front", path)
+    verb.gone = {"--report": "--json has what the page had"}
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -36,8 +36,8 @@ def _plan(args: argparse.Namespace) -> int:
 
     if args.sla is not None:
         return _search(args)
-    if any(given is not None for given in (args.aiconfigurator, args.write_pace, args.report)):
-        raise OptionError("--aiconfigurator, --write-pace and --report are for a search: add --sla, or leave them out")
+    if any(given is not None for given in (args.aiconfigurator, args.write_pace)):
+        raise OptionError("--aiconfigurator and --write-pace are for a search: add --sla, or leave them out")
     request = plan_request(args)
     if request.profile == DISAGGREGATED:
         from deepseek_triton_tools.plans.build_summary import show_pair
@@ -60,10 +60,8 @@ def _search(args: argparse.Namespace) -> int:
     from deepseek_triton_build import DISAGGREGATED, SIDE_PROFILES
     from deepseek_triton_build.catalog import load_release
     from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
-    from deepseek_triton_tools.sla.fleets import searched_settings
-    from deepseek_triton_tools.sla.predictions import TOKENS_PER_STEP
-    from deepseek_triton_tools.sla.sla_plan import plan_to_sla
-    from deepseek_triton_tools.sla.sla_view import show_sla_plan, write_sla_report
+    from deepseek_triton_tools.sla.fleets import TOKENS_PER_STEP, searched_settings
+    from deepseek_triton_tools.sla.sla_plan import plan_to_sla, show_sla_plan
 
     wrong = [
         said
@@ -102,7 +100,5 @@ def _search(args: argparse.Namespace) -> int:
     plan = plan_to_sla(request, args.sla, args.aiconfigurator)
     if args.write_pace is not None:
         plan.write_paces(args.write_pace)
-    if args.report is not None:
-        write_sla_report(args.report, plan)
     show_sla_plan(plan, as_json=args.json, paces=args.write_pace)
     return 0

@@ -1,10 +1,8 @@
 """Planning to an SLA: the layout that serves most tokens within limits on TTFT and TPOT.
 
 paces.py           layouts of a server, and how long their iterations take
--> fleets.py       which of them our rules and the memory allow, on each side; the fleets for the GPUs given
--> predictions.py  TTFT and TPOT at a load
--> sla_plan.py     all of it, and what `build` makes of the best
--> sla_view.py     what is shown
+-> fleets.py       which of them our rules and the memory allow, the fleets for the GPUs given, their times at a load
+-> sla_plan.py     all of it, what `build` makes of the best, and what is shown
 """
 
 import sys

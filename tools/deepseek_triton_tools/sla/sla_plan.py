@@ -6,10 +6,10 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from deepseek_backend.engines.simulated.presets import read_table
 from deepseek_triton_build import (
@@ -23,19 +23,21 @@ from deepseek_triton_build import (
     make_plan,
     pair_options,
 )
-from deepseek_triton_build.catalog import find_gpu
 from deepseek_triton_tools.bench.figures import Slo
-from deepseek_triton_tools.bench.report import pareto_front
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.sla.fleets import (
     CONTEXT,
     GENERATION,
     SERVER,
     SIDES,
+    TOKENS_PER_STEP,
+    PacedServer,
     PlannedFleet,
     ServerCandidate,
+    SlaWorkload,
     aggregated_fleets,
     best_of_each,
+    burst_ttft_ms,
     disaggregated_fleets,
     fitting_rows,
     pair_request,
@@ -50,10 +52,23 @@ from deepseek_triton_tools.sla.paces import (
     SiliconPaces,
     layouts_up_to,
 )
-from deepseek_triton_tools.sla.predictions import TOKENS_PER_STEP, PacedServer, SlaWorkload, burst_ttft_ms
+from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
+from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 from deepseek_triton_tools.tool_errors import ToolError
 
-_EXPERTS_OF_A_TOKEN = 8
+_SHOWN_FLEETS = 8
+_HEADINGS = (
+    "fleet",
+    "users",
+    "tokens/s/GPU",
+    "with margin",
+    "TTFT ms",
+    "with margin",
+    "TTFT at once",
+    "TPOT ms",
+    "with margin",
+    "margin",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +81,11 @@ class SlaPlan:
     source: str
     """Where the paces come from."""
     notes: list[str]
-    """How to get better ones, and what they leave out."""
+    """How to get better ones."""
     fleets: list[PlannedFleet]
     """The best load of each kind of fleet that keeps the limits, the best fleet first."""
     refused: dict[str, str]
     """Layout, with its side in a pair, or both layouts of a pair -> why it was left out."""
-    fronts: dict[str, list[PlannedFleet]]
-    """Aggregated and disaggregated -> the fleets than which none has more tokens/s for a GPU and for a user, with their
-    margins; they keep the limit of TTFT alone."""
-
-    @property
-    def limits(self) -> list[str]:
-        """The limits as text, such as TTFT 2000 ms."""
-        return [
-            f"{name.removesuffix('_ms').upper()} {limit:g} ms"
-            for name, limit in dataclasses.asdict(self.slo).items()
-            if limit is not None
-        ]
 
     def burst_ttft_ms(self, fleet: PlannedFleet) -> float:
         """Return the mean TTFT of a fleet, without margin, where all its requests come at once."""
@@ -176,30 +179,20 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
 
     of_side = {side: [candidate for candidate in candidates if candidate.side == side] for side in SIDES}
     pairs = disaggregated_fleets(of_side[CONTEXT], of_side[GENERATION], workload, num_gpus, slo, fit)
-    kinds = {"aggregated": list(aggregated_fleets(of_side[SERVER], workload, num_gpus)), "disaggregated": list(pairs)}
-    fleets = [fleet for of_kind in kinds.values() for fleet in of_kind]
+    fleets = [*aggregated_fleets(of_side[SERVER], workload, num_gpus), *pairs]
     best = best_of_each(fleets, slo, workload.osl)
     if not best:
         raise ToolError(_none_keeps(fleets, refused))
-    fronts = {kind: _front(of_kind, slo, workload.osl) for kind, of_kind in kinds.items()}
     notes = [] if python else [f"for measured paces: {HOW_TO_INSTALL}"]
     return SlaPlan(
         request=request,
         slo=slo,
         workload=workload,
         source=paces.source,
-        notes=[*notes, *_notes_on_nodes(request, best)],
+        notes=notes,
         fleets=best,
         refused=refused,
-        fronts={kind: front for kind, front in fronts.items() if front},
     )
-
-
-def _front(fleets: Sequence[PlannedFleet], slo: Slo, osl: int) -> list[PlannedFleet]:
-    """Return the Pareto front of the fleets that keep the limit of TTFT, by rising tokens/s of a user."""
-    kept = [fleet for fleet in fleets if fleet.keeps(dataclasses.replace(slo, tpot_ms=None, e2el_ms=None), osl)]
-    places = [(fleet.tps_user / fleet.margin, fleet.output_tps / fleet.margin) for fleet in kept]
-    return [kept[number] for number in pareto_front(places)]
 
 
 def _candidates(
@@ -257,24 +250,6 @@ def _name(side: str, layout: ServerLayout) -> str:
     return str(layout) if side == SERVER else f"{side} {layout}"
 
 
-def _notes_on_nodes(request: PlanRequest, fleets: Iterable[PlannedFleet]) -> list[str]:
-    """Say what is computed for servers between whose nodes the engine could use DeepEP: those with attention DP, and
-    more ranks of experts than a token has (TensorRT-LLM fused_moe_wide_ep.py, select_alltoall_method_type)."""
-    domain = find_gpu(request.gpu or "").nvlink_domain
-    servers = [server for fleet in fleets for server in (fleet.server, fleet.context) if server is not None]
-    wide = dict.fromkeys(
-        str(layout)
-        for layout in (server.layout for server in servers)
-        if layout.num_gpus > domain and layout.attention_dp and layout.expert_parallel_size > _EXPERTS_OF_A_TOKEN
-    )
-    if not wide:
-        return []
-    return [
-        f"{', '.join(wide)}: computed for nodes that exchange tokens by all-gather and reduce-scatter, as `build` "
-        "writes it; DeepEP may be faster, but has no table here (docs/sla.md)"
-    ]
-
-
 def _none_keeps(fleets: list[PlannedFleet], refused: dict[str, str]) -> str:
     if not fleets:
         layouts = {said: name for name, said in reversed(refused.items())}
@@ -286,4 +261,85 @@ def _none_keeps(fleets: list[PlannedFleet], refused: dict[str, str]) -> str:
         f"no fleet keeps the limits: with their margins, the shortest TPOT is "
         f"{fastest.times.slower(fastest.margin).tpot_ms:.1f} ms ({fastest.layout}) and the shortest TTFT "
         f"{first.times.slower(first.margin).ttft_ms:.0f} ms ({first.layout}); raise --sla, or give more GPUs"
+    )
+
+
+def show_sla_plan(plan: SlaPlan, *, as_json: bool, paces: Path | None = None) -> None:
+    """Print the search.
+
+    :param paces: the folder that its paces were written to.
+    """
+    with to_reader():
+        if as_json:
+            print_json(_document(plan, paces))
+            return
+        rows = [_cells(plan, fleet) for fleet in plan.fleets[:_SHOWN_FLEETS]]
+        search = f"{plan.request.variant} on {plan.request.num_gpus} x {plan.request.gpu}"
+        lengths = f"{plan.workload.isl:,} + {plan.workload.osl:,} tokens"
+        title = f"{search}, {lengths}: the best first; limits are kept with the margin"
+        show(Table(title=title, headings=_HEADINGS, rows=rows))
+        print(paragraph(f"paces: {plan.source}"))
+        for note in plan.notes:
+            print(paragraph(note))
+        if plan.refused:
+            print(paragraph(f"{len(plan.refused)} layouts were left out; --json says why"))
+        best = plan.fleets[0]
+        pair = f"context servers: {best.num_context}, generation servers: {best.num_servers}"
+        print(paragraph(f"{pair if best.context else f'servers: {best.num_servers}'}: {plan.build_command}"))
+        if paces is not None:
+            print(paragraph(f"rehearse it: {plan.rehearsal_command(paces)}"))
+
+
+def _document(plan: SlaPlan, paces: Path | None = None) -> dict[str, Any]:
+    """The search as JSON; docs/sla.md describes it."""
+    return {
+        "variant": plan.request.variant,
+        "gpu": plan.request.gpu,
+        "gpus": plan.request.num_gpus,
+        "precision": plan.request.precision,
+        "workload": dataclasses.asdict(plan.workload),
+        "limits": dataclasses.asdict(plan.slo),
+        "source": plan.source,
+        "fleets": [
+            {
+                "layout": str(fleet.layout),
+                "servers": fleet.num_servers,
+                "context_layout": str(fleet.context.layout) if fleet.context else None,
+                "context_servers": fleet.num_context,
+                "requests_per_rank": fleet.rows,
+                "users": fleet.users,
+                "gpus_used": fleet.num_gpus,
+                "ttft_ms": round(fleet.times.ttft_ms, 1),
+                "burst_ttft_ms": round(plan.burst_ttft_ms(fleet), 1),
+                "tpot_ms": round(fleet.times.tpot_ms, 2),
+                "output_tps": round(fleet.output_tps, 1),
+                "output_tps_per_gpu": round(fleet.output_tps / (plan.request.num_gpus or 1), 1),
+                "margin": fleet.margin,
+            }
+            for fleet in plan.fleets
+        ],
+        "build": plan.build_command,
+        "rehearsal": plan.rehearsal_command(paces) if paces is not None else None,
+        "notes": plan.notes,
+        "refused": plan.refused,
+    }
+
+
+def _cells(plan: SlaPlan, fleet: PlannedFleet) -> tuple[str, ...]:
+    """The cells under _HEADINGS."""
+    slow, tps = fleet.times.slower(fleet.margin), fleet.output_tps / (plan.request.num_gpus or 1)
+    name = f"{fleet.num_servers} x {fleet.layout}, {fleet.rows} a rank"
+    if fleet.context:
+        name = f"{fleet.num_context} x {fleet.context.layout} context + {name}"
+    return (
+        name,
+        f"{fleet.users:,}",
+        f"{tps:,.1f}",
+        f"{tps / fleet.margin:,.1f}",
+        f"{fleet.times.ttft_ms:,.0f}",
+        f"{slow.ttft_ms:,.0f}",
+        f"{plan.burst_ttft_ms(fleet) * fleet.margin:,.0f}",
+        f"{fleet.times.tpot_ms:.1f}",
+        f"{slow.tpot_ms:.1f}",
+        f"{fleet.margin - 1:.0%}",
     )
