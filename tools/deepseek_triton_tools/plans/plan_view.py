@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from deepseek_triton_build import Budget, DisaggregatedPlan, EnvironmentVariable, Plan, Setting, footnotes
+from deepseek_triton_build import DisaggregatedPlan, Plan, Setting, footnotes
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_build.text import yaml_flow
 from deepseek_triton_tools.plans.plan_document import concurrency, launch, plan_document
@@ -15,6 +12,8 @@ from deepseek_triton_tools.terminal.tables import Table, paragraph, show, styled
 
 _WIDE = 120
 """Columns of a terminal from which the settings are drawn as a table."""
+_BAR = 72
+"""Characters of the memory's bar, on a terminal that has them."""
 
 
 def show_plan(plan: Plan, *, as_json: bool, brief: bool = False) -> None:
@@ -73,17 +72,6 @@ def how_to_get(plan: Plan) -> str:
     return f"no Triton container has it; pip install vllm=={plan.vllm.version} where tritonserver is"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """A setting or an environment variable, as it is shown."""
-
-    section: str
-    key: str
-    value: str
-    why: str
-    """The reason with its source, or with the number of the source that several reasons rest on."""
-
-
 _MODEL_KEYS = (
     *("model", "backend", "trust_", "tokenizer_mode", "tensor_", "data_parallel_", "pipeline_", "moe_expert_"),
     *("enable_expert_", "nnodes", "gpus_per_node"),
@@ -105,32 +93,35 @@ _SECTIONS = (
 )
 """Section -> beginnings of its keys. A setting goes to the first section that fits, or to _OTHER."""
 _OTHER = "Sampling and output"
-_ENVIRONMENT = "Environment"
 
 
-def _section(key: str) -> str:
-    return next((title for title, starts in _SECTIONS if key.startswith(starts)), _OTHER)
-
-
-def _lines(plan: Plan) -> list[_Line]:
-    """Return the lines in the order of the sections; within a section as they are written."""
-    titles = [*(title for title, _ in _SECTIONS[:-1]), _OTHER, _SECTIONS[-1][0]]
-    in_files = [setting for file in plan.files for setting in file.settings]
-    settings = sorted([*plan.settings, *in_files], key=lambda setting: titles.index(_section(setting.key)))
-    rows: list[tuple[str, str, str, Setting | EnvironmentVariable]] = [
-        *((_section(setting.key), setting.key, _shown(setting), setting) for setting in settings),
-        *((_ENVIRONMENT, variable.name, variable.value, variable) for variable in plan.environment),
-        *((_ENVIRONMENT, variable.name, "not set", variable) for variable in plan.unset_environment),
+def _show_settings(plan: Plan) -> None:
+    titles = [*(title for title, _ in _SECTIONS[:-1]), _OTHER, _SECTIONS[-1][0], "Environment"]
+    rows: dict[str, list[tuple[str, str, str]]] = {title: [] for title in titles}
+    notes = footnotes((*plan.settings, *plan.environment))
+    for setting in (*plan.settings, *(setting for file in plan.files for setting in file.settings)):
+        title = next((title for title, starts in _SECTIONS if setting.key.startswith(starts)), _OTHER)
+        rows[title].append((setting.key, _shown(setting), setting.comment_with(notes)))
+    rows["Environment"] = [
+        *((variable.name, variable.value, variable.comment_with(notes)) for variable in plan.environment),
+        *((variable.name, "not set", variable.comment_with(notes)) for variable in plan.unset_environment),
     ]
-    notes = _notes(plan)
-    return [
-        _Line(section=section, key=key, value=value, why=line.comment_with(notes)) for section, key, value, line in rows
-    ]
-
-
-def _notes(plan: Plan) -> dict[str, int]:
-    """Number the sources that several reasons rest on."""
-    return footnotes((*plan.settings, *plan.environment))
+    for title, cells in rows.items():
+        if not cells:
+            continue
+        if not tables.is_terminal() or tables.width() >= _WIDE:
+            show(Table(title=title, headings=("setting", "value", "reason"), rows=cells))
+            continue
+        print(styled(title, "1"))
+        for key, value, reason in cells:
+            print(paragraph(f"{key}: {value}"))
+            print(styled(paragraph(reason, "      ", ""), "2"))
+        print()
+    if notes:
+        print(styled("Sources", "1"))
+        for source, number in notes.items():
+            print(paragraph(f"[{number}] {source}"))
+        print()
 
 
 def _shown(setting: Setting) -> str:
@@ -144,58 +135,24 @@ def _shown(setting: Setting) -> str:
     )
 
 
-def _by_section(lines: list[_Line]) -> Iterator[tuple[str, list[_Line]]]:
-    for title in dict.fromkeys(line.section for line in lines):
-        yield title, [line for line in lines if line.section == title]
-
-
-def _show_settings(plan: Plan) -> None:
-    lines = _lines(plan)
-    if not tables.is_terminal():
-        for title, rows in _by_section(lines):
-            cells = [(row.key, row.value, row.why) for row in rows]
-            show(Table(title=title, headings=("setting", "value", "reason"), rows=cells))
-    elif tables.width() >= _WIDE:
-        _draw(lines)
-    else:
-        for title, rows in _by_section(lines):
-            print(styled(title, "1"))
-            for row in rows:
-                print(paragraph(f"{row.key}: {row.value}"))
-                print(styled(paragraph(row.why, "      ", ""), "2"))
-            print()
-    if notes := _notes(plan):
-        print(styled("Sources", "1"))
-        for source, number in notes.items():
-            print(paragraph(f"[{number}] {source}"))
-        print()
-
-
-def _draw(lines: list[_Line]) -> None:
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    drawn = RichTable("setting", "value", "reason", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in drawn.columns:
-        column.overflow = "fold"
-    drawn.columns[1].max_width = 30
-    drawn.columns[2].ratio = 1
-    for title, rows in _by_section(lines):
-        drawn.add_row(Text(title, "bold"))
-        for row in rows:
-            drawn.add_row(Text(f"  {row.key}"), Text(row.value), Text(row.why))
-        drawn.add_row()
-    tables.console().print(drawn)
-
-
 def _show_memory(plan: Plan) -> None:
     if plan.budget is None:
         return
-    rows = memory_rows(plan.budget)
-    sizes = [(mark, size) for mark, _, size, _ in rows if mark]
+    budget = plan.budget
+    tokens = f"{budget.kv_bytes_per_token:,} bytes a token: {budget.kv_tokens:,} tokens"
+    if budget.attention_dp_size > 1:
+        tokens += f", {budget.total_kv_tokens:,} of all GPUs"
+    rest = "CUDA context, buffers, activations, sampler; an estimate"
+    rows = [
+        ("#", "weights", budget.weights, ""),
+        ("=", "KV cache", budget.kv_cache, tokens),
+        ("+", "CUDA graphs", budget.cuda_graphs, "an estimate"),
+        ("-", "workspace", budget.workspace - budget.cuda_graphs, rest),
+        (".", "free", budget.free, "for what varies while it runs"),
+    ]
     print(styled("Memory of one GPU", "1"))
-    print(f"  [{tables.bar(sizes, min(_BAR, tables.width() - 4))}]")
+    print(f"  [{tables.bar([(mark, size) for mark, _, size, _ in rows], min(_BAR, tables.width() - 4))}]")
+    rows.append(("", "in all", budget.memory, ""))
     cells = [(mark, name, f"{size / GIB:6.1f}", what) for mark, name, size, what in rows]
     show(Table(title="", headings=("", "part", "GiB", ""), rows=cells))
     counts = [(f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}") for c in concurrency(plan)]
@@ -204,45 +161,14 @@ def _show_memory(plan: Plan) -> None:
     show(Table(title=title, headings=("input tokens", "output tokens", "KV cache holds", "run at once"), rows=counts))
 
 
-_BAR = 72
-"""Characters of the bar, on a terminal that has them."""
-
-
-def memory_rows(budget: Budget) -> list[tuple[str, str, int, str]]:
-    """Return (mark in the bar, part, bytes, what to know about it)."""
-    tokens = f"{budget.kv_bytes_per_token:,} bytes a token: {budget.kv_tokens:,} tokens"
-    if budget.attention_dp_size > 1:
-        tokens += f", {budget.total_kv_tokens:,} of all GPUs"
-    return [
-        ("#", "weights", budget.weights, ""),
-        ("=", "KV cache", budget.kv_cache, tokens),
-        ("+", "CUDA graphs", budget.cuda_graphs, "an estimate"),
-        (
-            "-",
-            "workspace",
-            budget.workspace - budget.cuda_graphs,
-            "CUDA context, buffers, activations, sampler; an estimate",
-        ),
-        (".", "free", budget.free, "for what varies while it runs"),
-        ("", "in all", budget.memory, ""),
-    ]
-
-
 def _show_launch(plan: Plan) -> None:
     how = launch(plan)
     print(styled("Start", "1"))
     if plan.checkpoint is not None:
         weights, host = _decimal(plan.checkpoint.weight_bytes), _decimal(plan.host_memory)
-        print(
-            paragraph(
-                f"loads {weights} of weights; with {host} of memory available on each node "
-                + (
-                    "the page cache keeps them for the next start"
-                    if plan.vllm
-                    else "the engine reads them ahead, with less it loads more slowly"
-                )
-            )
-        )
+        ahead = "the engine reads them ahead, with less it loads more slowly"
+        then = "the page cache keeps them for the next start" if plan.vllm else ahead
+        print(paragraph(f"loads {weights} of weights; with {host} of memory available on each node {then}"))
     nodes = "one node" if how.nodes == 1 else f"{how.nodes} nodes of {how.gpus_per_node} GPUs"
     ranks = f", {how.mpi_ranks} MPI ranks" if how.mpi_ranks else ""
     print(paragraph(f"{nodes}{ranks}: {how.command}, {how.where}"))
