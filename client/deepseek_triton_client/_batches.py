@@ -12,6 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
@@ -39,71 +40,50 @@ async def answers_in_order(
     return_errors: bool,
 ) -> AsyncGenerator[Completion | DeepseekTritonError, None]:
     """Yield the answers in the order of `requests`. The first error is raised, or with `return_errors` yielded."""
-    window = _Window(calls, _asynchronous(requests), make_request, concurrency)
-    try:
-        while (answer := await window.next()) is not None:
-            if isinstance(answer, DeepseekTritonError) and not return_errors:
-                raise answer
-            yield answer
-    finally:
-        await window.close()
 
-
-class _Window:
-    """The requests that were started and whose answers were not yet taken."""
-
-    def __init__(self, calls: Calls, requests: AsyncIterator[Any], make_request: MakeRequest, concurrency: int) -> None:
-        self._calls = calls
-        self._requests = requests
-        self._make_request = make_request
-        self._concurrency = concurrency
-        self._answers: deque[asyncio.Task[Completion | DeepseekTritonError]] = deque()
-        self._next_item: asyncio.Future[Any] | None = None
-        self._exhausted = False
-
-    async def next(self) -> Completion | DeepseekTritonError | None:
-        """Return the oldest answer as soon as it is there; None after the last one."""
-        while not (self._answers and self._answers[0].done()):
-            running = {answer for answer in self._answers if not answer.done()}
-            has_room = len(running) < self._concurrency and len(self._answers) < self._concurrency * _MAX_KEPT_FACTOR
-            if self._next_item is None and not self._exhausted and has_room:
-                self._next_item = asyncio.ensure_future(anext(self._requests, _END))
-            waited_for: set[asyncio.Future[Any]] = {*running, *([self._next_item] if self._next_item else [])}
-            if not waited_for:
-                return None
-            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            if self._next_item is not None and self._next_item.done():
-                item, self._next_item = self._next_item.result(), None
-                if item is _END:
-                    self._exhausted = True
-                else:
-                    self._answers.append(asyncio.ensure_future(self._answer(item)))
-        return self._answers.popleft().result()
-
-    async def _answer(self, item: Any) -> Completion | DeepseekTritonError:
+    async def answer(item: Any) -> Completion | DeepseekTritonError:
         try:
-            return await self._calls.generate(self._make_request(item))
+            return await calls.generate(make_request(item))
         except DeepseekTritonError as error:
             return error
 
-    async def close(self) -> None:
-        """Cancel the active requests and wait until they have ended."""
-        left = [*self._answers, *([self._next_item] if self._next_item else [])]
+    items = aiter(requests) if isinstance(requests, AsyncIterable) else _asynchronous(requests)
+    answers: deque[asyncio.Task[Completion | DeepseekTritonError]] = deque()
+    next_item: asyncio.Future[Any] | None = None
+    is_exhausted = False
+    try:
+        while True:
+            if answers and answers[0].done():
+                oldest = answers.popleft().result()
+                if isinstance(oldest, DeepseekTritonError) and not return_errors:
+                    raise oldest
+                yield oldest
+                continue
+            waited_for: set[asyncio.Future[Any]] = {each for each in answers if not each.done()}
+            has_room = len(waited_for) < concurrency and len(answers) < concurrency * _MAX_KEPT_FACTOR
+            if next_item is None and not is_exhausted and has_room:
+                next_item = asyncio.ensure_future(anext(items, _END))
+            if next_item is not None:
+                waited_for.add(next_item)
+            if not waited_for:
+                return
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            if next_item is not None and next_item.done():
+                item, next_item = next_item.result(), None
+                if item is _END:
+                    is_exhausted = True
+                else:
+                    answers.append(asyncio.ensure_future(answer(item)))
+    finally:
+        left = [*answers, *([next_item] if next_item else [])]
         for each in left:
             each.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def _asynchronous(requests: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
-    if isinstance(requests, AsyncIterable):
-        async for request in requests:
-            yield request
-    else:
-        for request in requests:
-            yield request
-
-
-Answers = AsyncGenerator[Completion | DeepseekTritonError, None]
+async def _asynchronous(requests: Iterable[Any]) -> AsyncIterator[Any]:
+    for request in requests:
+        yield request
 
 
 def answers_in_background(
@@ -112,20 +92,32 @@ def answers_in_background(
     """Yield the answers in order. `requests` is read on a thread of its own: a slow iterable holds up nothing else."""
     loop = _background_loop()
     reader = _BatchReader(requests)
-    batch = _Batch(
-        settings,
-        lambda calls: answers_in_order(
-            calls, reader.items(), make_request, concurrency=concurrency, return_errors=return_errors
-        ),
+    calls = Calls(settings, AsyncioRuntime())
+    answers = answers_in_order(
+        calls, reader.items(), make_request, concurrency=concurrency, return_errors=return_errors
     )
+    running: asyncio.Task[Any] | None = None
+
+    async def next_answer() -> Any:
+        nonlocal running
+        running = asyncio.current_task()
+        return await anext(answers, _END)
+
+    async def end() -> None:
+        if running is not None and not running.done():
+            running.cancel()  # KeyboardInterrupt has left it waiting for the next answer
+            await asyncio.wait({running})
+        await answers.aclose()
+        await calls.close()
+
     try:
-        while (answer := asyncio.run_coroutine_threadsafe(batch.next(), loop).result()) is not _END:
+        while (answer := asyncio.run_coroutine_threadsafe(next_answer(), loop).result()) is not _END:
             yield answer
     finally:
         reader.stop()
-        ended = asyncio.run_coroutine_threadsafe(batch.end(), loop)
+        ended = asyncio.run_coroutine_threadsafe(end(), loop)
         # The garbage collector can end a batch on that very thread, which must not wait for itself.
-        if not _is_running_here(loop):
+        if asyncio._get_running_loop() is not loop:
             ended.result()
 
 
@@ -147,58 +139,20 @@ def _background_loop() -> asyncio.AbstractEventLoop:
         return _loop
 
 
-def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
-
-
-class _Batch:
-    """The part of a batch that lives on the event loop; all its methods run there."""
-
-    def __init__(self, settings: Settings, begin: Callable[[Calls], Answers]) -> None:
-        self._settings = settings
-        self._begin = begin
-        self._calls: Calls | None = None
-        self._answers: Answers | None = None
-        self._running: asyncio.Task[Any] | None = None
-
-    async def next(self) -> Any:
-        self._running = asyncio.current_task()
-        if self._answers is None:
-            self._calls = Calls(self._settings, AsyncioRuntime())
-            self._answers = self._begin(self._calls)
-        try:
-            return await self._answers.__anext__()
-        except StopAsyncIteration:
-            return _END
-
-    async def end(self) -> None:
-        if self._running is not None and not self._running.done():
-            self._running.cancel()  # KeyboardInterrupt has left it waiting for the next answer
-            await asyncio.wait({self._running})
-        if self._answers is not None:
-            await self._answers.aclose()
-        if self._calls is not None:
-            await self._calls.close()
-
-
 class _BatchReader:
     """Reads an iterable on a thread of its own, one item each time one is asked for. Nothing waits for this thread: the
     iterable may block for ever, as a queue or a terminal does."""
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self._iterable = iterable
-        self._asked: queue.SimpleQueue[asyncio.Future[Any] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
 
     async def items(self) -> AsyncIterator[Any]:
         threading.Thread(target=self._read, name="deepseek-triton-requests", daemon=True).start()
-        loop = asyncio.get_running_loop()
         while True:
-            future: asyncio.Future[Any] = loop.create_future()
+            future: Future[Any] = Future()
             self._asked.put(future)
-            item = await future
+            item = await asyncio.wrap_future(future)
             if item is _END:
                 return
             yield item
@@ -210,19 +164,10 @@ class _BatchReader:
     def _read(self) -> None:
         items: Iterator[Any] | None = None
         while (future := self._asked.get()) is not None:
-            item, error = None, None
+            if not future.set_running_or_notify_cancel():
+                continue  # the batch has ended meanwhile
             try:
                 items = iter(self._iterable) if items is None else items
-                item = next(items, _END)
+                future.set_result(next(items, _END))
             except BaseException as exc:  # the caller gets it, whatever it is
-                error = exc
-            future.get_loop().call_soon_threadsafe(_settle, future, item, error)
-
-
-def _settle(future: asyncio.Future[Any], item: Any, error: BaseException | None) -> None:
-    if future.done():  # the batch has ended meanwhile
-        return
-    if error is None:
-        future.set_result(item)
-    else:
-        future.set_exception(error)
+                future.set_exception(exc)

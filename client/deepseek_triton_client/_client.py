@@ -232,9 +232,8 @@ class BaseClient(Generic[StreamT]):
         return self._request(detokenize_request, token_ids, None, fields, timeouts, None, streaming=False)
 
     def _describe_request(self) -> Request:
-        return describe_request(
-            params=_NO_PARAMS, timeouts=self._whole_answer_timeouts, streaming=False, request_id=None
-        )
+        limits = self._whole_answer_timeouts
+        return describe_request(params=_NO_PARAMS, timeouts=limits, streaming=False, request_id=None)
 
     def _batch(
         self,

@@ -366,38 +366,11 @@ def test_metadata_that_could_not_be_read_is_tried_again_too(world):
         assert world.generate(calls).text == "Hello"
 
 
-def test_who_waits_for_metadata_shares_its_failure(world):
-    server = FakeServer()
-    server.metadata_steps = [NOBODY]
-    server.metadata_may_end = lambda: world.num_waiting == 3
-    calls = world.calls(server, retries=ONCE)
-
-    errors = world.together(*(calls.generate(request(request_id=f"r{number}")) for number in range(4)))
-
-    assert server.num_metadata == 1
-    assert all(isinstance(error, ServerUnavailable) and error.unprocessed for error in errors)
-    assert sorted(error.request_id for error in errors) == ["r0", "r1", "r2", "r3"]
-
-
 async def generate_later(calls, server, **limits):
     """Ask when the metadata is being read for somebody else."""
     while not server.num_metadata:
         await server.pause()
     return await calls.generate(request(timeouts=limits))
-
-
-def test_a_failure_within_less_time_is_not_shared(world):
-    """A caller with more time than the one that read the metadata may still get an answer."""
-    server = FakeServer()
-    server.metadata_steps = [NOBODY, OURS]
-    server.metadata_may_end = lambda: server.num_metadata > 1 or world.num_waiting == 1
-    calls = world.calls(server, retries=ONCE)
-
-    hasty = calls.generate(request(timeouts={"connect": 20.0}))
-    error, completion = world.together(hasty, generate_later(calls, server, connect=40.0))
-
-    assert isinstance(error, ServerUnavailable)
-    assert (completion.text, server.num_metadata) == ("Hello", 2)
 
 
 def test_metadata_whose_reader_left_is_read_by_the_next(world):

@@ -6,7 +6,7 @@ import json
 import os
 import reprlib
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,43 +45,43 @@ class Request:
         return self.messages is not None
 
 
-def prompt_request(
-    prompt: Prompt, *, params: SamplingParams, timeouts: Timeouts, streaming: bool, request_id: str | None
-) -> Request:
+def prompt_request(prompt: Prompt, *, request_id: str | None, **common: Any) -> Request:
     """Make the request for a text or token ids. Raises InvalidRequest."""
-    common: dict[str, Any] = {"params": params, "timeouts": timeouts, "streaming": streaming}
     common["request_id"] = _request_id(request_id)
     if isinstance(prompt, str):
         return Request(prompt=checked("prompt", "BYTES", prompt), **common)
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
         raise InvalidRequest(f"prompt: expected a text or a list of token ids, got {type(prompt).__name__}")
-    ids = _token_ids(prompt)
+    ids: tuple[Any, ...] = tuple(prompt)
     if not ids:
         raise InvalidRequest("prompt: expected at least one token id, got an empty list")
-    return Request(input_ids=ids, **common)
-
-
-def _token_ids(prompt: Iterable[Any]) -> tuple[int, ...]:
-    """Raises InvalidRequest for the first wrong one. Plain numbers are checked all at once: prompts are long."""
-    ids = tuple(prompt)
+    # Plain numbers are checked all at once, because prompts are long; a wrong one is named below.
     if set(map(type, ids)) == {int}:
-        with suppress(struct.error):  # below, it is found and named
+        with suppress(struct.error):
             encode("INT32", ids)
-            return ids
-    return tuple(checked("prompt", "INT32", token) for token in ids)
+            return Request(input_ids=ids, **common)
+    return Request(input_ids=tuple(checked("prompt", "INT32", token) for token in ids), **common)
 
 
-def chat_request(
-    messages: Messages, *, params: SamplingParams, timeouts: Timeouts, streaming: bool, request_id: str | None
-) -> Request:
+def chat_request(messages: Messages, *, request_id: str | None, **common: Any) -> Request:
     """Make the request for a conversation. Raises InvalidRequest."""
-    return Request(
-        messages=_messages(messages),
-        params=params,
-        timeouts=timeouts,
-        streaming=streaming,
-        request_id=_request_id(request_id),
-    )
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if isinstance(messages, (bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise InvalidRequest(f"messages: expected a text or a list of messages, got {type(messages).__name__}")
+    conversation = []
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            expected = f'messages[{position}]: expected {{"role": ..., "content": ...}}'
+            raise InvalidRequest(f"{expected}, got {reprlib.repr(message)}")
+        conversation.append(dict(message))
+    if not conversation:
+        raise InvalidRequest("messages: expected at least one message, got an empty list")
+    try:
+        text = json.dumps(conversation, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InvalidRequest(f"messages: expected values that JSON can hold: {exc}") from exc
+    return Request(messages=checked("messages", "BYTES", text), request_id=_request_id(request_id), **common)
 
 
 def tokenize_request(content: str | Messages, **common: Any) -> Request:
@@ -104,47 +104,20 @@ def describe_request(**common: Any) -> Request:
 
 def batch_request(item: BatchItem, *, params: SamplingParams, timeouts: Timeouts) -> Request:
     """Make the request of one item of a batch, whose own fields win over `params`. Raises InvalidRequest."""
+    common: dict[str, Any] = {"timeouts": timeouts, "streaming": False}
     if not isinstance(item, Mapping):
-        return prompt_request(item, params=params, timeouts=timeouts, streaming=False, request_id=None)
+        return prompt_request(item, request_id=None, params=params, **common)
     kinds = [kind for kind in ("prompt", "messages") if kind in item]
     if len(kinds) != 1:
         raise InvalidRequest(f'expected one of "prompt" and "messages", got {", ".join(map(str, item)) or "nothing"}')
     fields = {str(name): value for name, value in item.items() if name not in (*kinds, "request_id")}
-    make: Callable[..., Request] = chat_request if kinds == ["messages"] else prompt_request
-    return make(
-        item[kinds[0]],
-        params=params.merged(fields),
-        timeouts=timeouts,
-        streaming=False,
-        request_id=item.get("request_id"),
-    )
+    make = chat_request if kinds == ["messages"] else prompt_request
+    return make(item[kinds[0]], request_id=item.get("request_id"), params=params.merged(fields), **common)
 
 
-def _messages(messages: Messages) -> str:
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    if isinstance(messages, (bytes, Mapping)) or not isinstance(messages, Iterable):
-        raise InvalidRequest(f"messages: expected a text or a list of messages, got {type(messages).__name__}")
-    conversation = [_message(position, message) for position, message in enumerate(messages)]
-    if not conversation:
-        raise InvalidRequest("messages: expected at least one message, got an empty list")
-    try:
-        text = json.dumps(conversation, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise InvalidRequest(f"messages: expected values that JSON can hold: {exc}") from exc
-    return str(checked("messages", "BYTES", text))
-
-
-def _message(position: int, message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        expected = f'messages[{position}]: expected {{"role": ..., "content": ...}}'
-        raise InvalidRequest(f"{expected}, got {reprlib.repr(message)}")
-    return dict(message)
-
-
-def _request_id(given: str | None) -> str:
-    if given is None:
+def _request_id(request_id: str | None) -> str:
+    if request_id is None:
         return os.urandom(16).hex()
-    if not checked("request_id", "BYTES", given):
+    if not checked("request_id", "BYTES", request_id):
         raise InvalidRequest("request_id: expected a text that is not empty, or None for a new id")
-    return given
+    return request_id

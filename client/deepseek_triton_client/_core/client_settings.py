@@ -25,26 +25,23 @@ Balance = Literal["failover", "round_robin"]
 StreamMode = Literal["delta", "cumulative"]
 
 
-def _is_seconds(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_S
+def _seconds_problems(group: str, limits: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in limits.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= _LONGEST_S:
+            yield f"{group}.{name}: expected 0 < seconds <= {_LONGEST_S}, got {value!r}"
 
 
-def _problem_of_file(path: object) -> str | None:
-    try:
-        mode = os.stat(path).st_mode if isinstance(path, (str, PathLike)) else 0
-    except OSError as error:
-        return error.strerror
-    except ValueError as error:
-        return str(error)
-    return None if stat.S_ISREG(mode) else "it is no file"
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 class _Checked(ABC):
     """Settings that raise InvalidRequest, with every problem, where they are wrong."""
 
     def __post_init__(self) -> None:
-        if found := list(self._problems()):
-            raise InvalidRequest("; ".join(found))
+        if problems := list(self._problems()):
+            raise InvalidRequest("; ".join(problems))
 
     @abstractmethod
     def _problems(self) -> Iterator[str]: ...
@@ -68,9 +65,7 @@ class Timeouts(_Checked):
     """Time from the call to the end of the answer, with retries and what the caller spends between chunks."""
 
     def _problems(self) -> Iterator[str]:
-        for name, value in vars(self).items():
-            if value is not None and not _is_seconds(value):
-                yield f"timeouts.{name}: expected 0 < seconds <= {_LONGEST_S}, got {value!r}"
+        return _seconds_problems("timeouts", {name: value for name, value in vars(self).items() if value is not None})
 
     def for_whole_answers(self) -> Timeouts:
         """Return a copy without the limits that only streams have."""
@@ -94,11 +89,9 @@ class Retries(_Checked):
     """Longest sleep of all, in seconds."""
 
     def _problems(self) -> Iterator[str]:
-        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
+        if not _is_count(self.attempts):
             yield f"retries.attempts: expected an integer of at least 1, got {self.attempts!r}"
-        for name in ("initial_s", "max_s"):
-            if not _is_seconds(getattr(self, name)):
-                yield f"retries.{name}: expected 0 < seconds <= {_LONGEST_S}, got {getattr(self, name)!r}"
+        yield from _seconds_problems("retries", {"initial_s": self.initial_s, "max_s": self.max_s})
 
     def delay_s(self, failures: int) -> float:
         """Seconds to sleep after this number of failures (1 and up)."""
@@ -120,10 +113,13 @@ class Tls(_Checked):
 
     def _problems(self) -> Iterator[str]:
         for name in ("ca", "certificate", "key"):
-            path = getattr(self, name)
-            problem = None if path is None else _problem_of_file(path)
-            if problem is not None:
-                yield f"tls.{name}: expected a PEM file, found none at {str(path)!r}: {problem}"
+            path, problem = getattr(self, name), "it is no file"
+            try:
+                if path is None or stat.S_ISREG(os.stat(path).st_mode):
+                    continue
+            except (OSError, ValueError, TypeError) as error:
+                problem = getattr(error, "strerror", None) or str(error)
+            yield f"tls.{name}: expected a PEM file, found none at {str(path)!r}: {problem}"
         if self.key is not None and self.certificate is None:
             yield "tls.key: expected tls.certificate too"
         if not isinstance(self.verify, bool):
@@ -177,12 +173,10 @@ class Connection(_Checked):
     """Size of the largest response, and of the largest event of a stream, that is read; None is no limit."""
 
     def _problems(self) -> Iterator[str]:
-        for name in ("keepalive_s", "ping_s"):
-            value = getattr(self, name)
-            if value is not None and not _is_seconds(value):
-                yield f"connection.{name}: expected 0 < seconds <= {_LONGEST_S}, got {value!r}"
+        ping = {} if self.ping_s is None else {"ping_s": self.ping_s}
+        yield from _seconds_problems("connection", {"keepalive_s": self.keepalive_s, **ping})
         limit = self.max_message_bytes
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31):
+        if limit is not None and not (_is_count(limit) and limit < 2**31):
             yield f"connection.max_message_bytes: expected a positive integer below 2^31, got {limit!r}"
 
 
@@ -282,41 +276,43 @@ class Settings(_Checked):
             yield "url: expected at least one server"
         for name in _EXAMPLES:
             yield from setting_problems(name, getattr(self, name))
-        yield from self._name_problems()
-        yield from self._secret_problems()
-        if isinstance(self.tls, Tls) and not self.tls.verify and any(each.scheme == "grpcs" for each in self.endpoints):
+        expected = {
+            "model_name: expected the model's name on the server": self.model_name and _is_text(self.model_name),
+            'model_version: expected a string such as "2", or "" for any': _is_text(self.model_version),
+            'balance: expected "failover" or "round_robin"': self.balance in ("failover", "round_robin"),
+            'stream_mode: expected "delta", "cumulative", or None for what is usual': (
+                self.stream_mode in (None, "delta", "cumulative")
+            ),
+        }
+        for text, is_right in expected.items():
+            if not is_right:
+                yield f"{text}, got {getattr(self, text.partition(':')[0])!r}"
+        if not isinstance(self.headers, Mapping):
+            yield f"headers: expected a mapping of names to values, got {type(self.headers).__name__}"
+        else:
+            for name, value in self.headers.items():
+                if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+                    yield f"headers: expected names of letters, digits and -, got {name!r}"
+                elif not isinstance(value, str) or not _is_header_value(value):
+                    yield f"headers[{name!r}]: expected printable ASCII without spaces around it"
+        if self.token is not None and not callable(self.token) and not _is_token(self.token):
+            yield _TOKEN_PROBLEM
+        is_verified = not isinstance(self.tls, Tls) or self.tls.verify
+        if not is_verified and any(each.scheme == "grpcs" for each in self.endpoints):
             yield "tls.verify: expected True, for gRPC always verifies; give the server's certificate as tls.ca"
         url = self.metrics_url
         if url is not None and (not isinstance(url, str) or _split(url, ("http", "https")) is None):
             yield "metrics_url: expected http://host:port/path or https://, without user and password"
 
-    def _name_problems(self) -> Iterator[str]:
-        if not self.model_name or not _is_text(self.model_name):
-            yield f"model_name: expected the model's name on the server, got {self.model_name!r}"
-        if not _is_text(self.model_version):
-            yield f'model_version: expected a string such as "2", or "" for any, got {self.model_version!r}'
-        if self.balance not in ("failover", "round_robin"):
-            yield f'balance: expected "failover" or "round_robin", got {self.balance!r}'
-        if self.stream_mode not in (None, "delta", "cumulative"):
-            yield f'stream_mode: expected "delta", "cumulative", or None for what is usual, got {self.stream_mode!r}'
-
-    def _secret_problems(self) -> Iterator[str]:
-        if isinstance(self.headers, Mapping):
-            yield from (problem for name, value in self.headers.items() for problem in _header_problems(name, value))
-        else:
-            yield f"headers: expected a mapping of names to values, got {type(self.headers).__name__}"
-        if self.token is not None and not callable(self.token) and not _is_token(self.token):
-            yield _TOKEN_PROBLEM
-
     def request_headers(self) -> list[tuple[str, str]]:
         """The user's headers and the current token. Names are in lower case. Must never be logged."""
-        found = [(name.lower(), value) for name, value in self.headers.items()]
+        headers = [(name.lower(), value) for name, value in self.headers.items()]
         if self.token is not None:
             token = self.token if isinstance(self.token, str) else self.token()
             if not _is_token(token):
                 raise InvalidRequest(_TOKEN_PROBLEM)
-            found.append(("authorization", f"Bearer {token}"))
-        return found
+            headers.append(("authorization", f"Bearer {token}"))
+        return headers
 
 
 _EXAMPLES: dict[str, tuple[type, str]] = {
@@ -337,13 +333,6 @@ def setting_problems(name: str, value: Any) -> Iterator[str]:
 _TOKEN_PROBLEM = "token: expected printable ASCII, not empty and without spaces around it"
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-
-
-def _header_problems(name: Any, value: Any) -> Iterator[str]:
-    if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        yield f"headers: expected names of letters, digits and -, got {name!r}"
-    elif not isinstance(value, str) or not _is_header_value(value):
-        yield f"headers[{name!r}]: expected printable ASCII without spaces around it"
 
 
 def _is_header_value(value: str) -> bool:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass
 
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.dialect import Dialect
-from deepseek_triton_client._core.exceptions import DeepseekTritonError, ServerUnavailable
+from deepseek_triton_client._core.exceptions import ServerUnavailable
 from deepseek_triton_client._core.interfaces import ResponseStream, Runtime, RuntimeEvent, Transport
 from deepseek_triton_client._core.response_reader import ResponseReader
 
@@ -30,30 +27,29 @@ class ServerState:
         self._stream_mode = settings.stream_mode
         self._event = runtime.event
         self._dialect: Dialect | None = None
-        self._metadata_read: _MetadataRead | None = None
-        self._read_lock = threading.Lock()  # guards `_metadata_read`; never held while anything waits
+        self._reading: RuntimeEvent | None = None
+        """Happens when the metadata that is being read has come, or has not."""
         self._failed_at = -math.inf
 
     async def dialect(self, limit_s: Callable[[], float | None]) -> Dialect:
-        """Return how to speak to the model. Its metadata is read once; others who ask meanwhile wait for the outcome.
+        """Return how to speak to the model. Its metadata is read once; others who ask meanwhile wait for that.
         `limit_s` is called before each step and returns how many seconds the step may take."""
         # A local variable, because `failed` may reset the attribute at any time.
         while (dialect := self._dialect) is None:
-            own = _MetadataRead(limit_s(), self._event())
-            try:
-                with self._read_lock:
-                    read = self._metadata_read = self._metadata_read or own
-                if read is own:
-                    return await self._read(own)
-            finally:
-                if self._metadata_read is own:
-                    self._metadata_read = None
-                own.ended.set()
             limit = limit_s()
-            if not await read.ended.wait(limit):
-                raise ServerUnavailable(f"the model's metadata did not come within {limit:g} s", unprocessed=True)
-            if read.error is not None and _is_within(limit_s(), read.limit_s):
-                raise copy(read.error)
+            if (reading := self._reading) is not None:
+                if not await reading.wait(limit):
+                    raise ServerUnavailable(f"the model's metadata did not come within {limit:g} s", unprocessed=True)
+                continue
+            own = self._event()
+            try:
+                # Two threads may come here at once: then both read, which is no harm.
+                self._reading = own
+                self._dialect = dialect = Dialect(await self.transport.metadata(limit), self._stream_mode)
+                return dialect
+            finally:
+                self._reading = None
+                own.set()
         return dialect
 
     async def open(
@@ -67,15 +63,6 @@ class ServerState:
         responses = self.transport.open(request.request_id, inputs, connect_s=limit_s())
         return responses, dialect.reader(request)
 
-    async def _read(self, read: _MetadataRead) -> Dialect:
-        try:
-            metadata = await self.transport.metadata(read.limit_s)
-            self._dialect = dialect = Dialect(metadata, self._stream_mode)
-        except DeepseekTritonError as exc:
-            read.error = copy(exc)  # a copy for those who wait: each error gets the id of its own request
-            raise
-        return dialect
-
     def failed(self) -> None:
         """Note that the server is unavailable. It may come back with another model, so its metadata is read again."""
         self._failed_at = time.monotonic()
@@ -84,15 +71,6 @@ class ServerState:
     @property
     def failed_recently(self) -> bool:
         return time.monotonic() - self._failed_at < _COOL_DOWN_S
-
-
-@dataclass(slots=True)
-class _MetadataRead:
-    """One attempt to read a model's metadata. A cancelled attempt ends without an error, and the next caller reads."""
-
-    limit_s: float | None
-    ended: RuntimeEvent
-    error: DeepseekTritonError | None = None
 
 
 class ServerGroup:
@@ -110,7 +88,3 @@ class ServerGroup:
             first, self._next = self._next, (self._next + 1) % len(self.all)
         rotated = self.all[first:] + self.all[:first]
         return iter(sorted(rotated, key=lambda server: server.failed_recently))
-
-
-def _is_within(limit_s: float | None, other_s: float | None) -> bool:
-    return other_s is None or (limit_s is not None and limit_s <= other_s)
