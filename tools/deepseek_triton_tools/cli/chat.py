@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deepseek_triton_client import Client, Completion, DeepseekTritonError, SamplingParams, Stream
+from deepseek_triton_client import Client, Completion, DeepseekTritonError, SamplingParams
 from deepseek_triton_tools.cli.client_options import add_client_options, client_of
 from deepseek_triton_tools.cli.parsing import VerbParser, option, path
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, assigned, sampling_fields
@@ -30,13 +30,12 @@ _COMMANDS = """\
 /clear             begin anew; what /system says stays
 /save FILE         write the conversation as JSON
 /load FILE         go on with a saved one
-/help, /quit
+/help
+/quit
 A line that ends in \\ goes on in the next one. //text sends "/text". Ctrl-C stops an answer, Ctrl-D ends the chat."""
+_NAMES = [line.split()[0] for line in _COMMANDS.splitlines() if line.startswith("/")]
 
 _HISTORY_LINES = 1000
-
-ReadLine = Callable[[str], str]
-"""Shows its argument as a prompt if there is a terminal, and returns a line. Raises EOFError at the end."""
 
 
 def add_options(verb: VerbParser) -> None:
@@ -60,160 +59,127 @@ def _chat(args: argparse.Namespace) -> int:
     if args.system is not None:
         conversation.set_system(args.system)
     with client_of(args) as client:
+        chat = Chat(client, conversation, args)
         if not is_interactive():
-            return _talk(Chat(client, conversation, args, interactive=False), piped)
+            return chat.talk(piped)
         greeting = f"{args.model} on {client.url}; /help says what there is, Ctrl-D ends it"
         print(styled(wrapped(greeting, columns(sys.stdout)), "2"))
         with edited() as read:
-            _talk(Chat(client, conversation, args, interactive=True), read)
+            chat.talk(read)
         print()
         return 0
-
-
-def _talk(chat: Chat, read: Callable[[str], str]) -> int:
-    failed = 0
-    for text in turns(read):
-        try:
-            chat.say(text)
-        except (DeepseekTritonError, ToolError) as error:
-            failed += 1
-            complain(f"deepseek-triton chat: {error}")
-        except KeyboardInterrupt:
-            if not is_interactive():
-                raise
-            print()  # Ctrl-C came just after the answer had ended: it was not meant for the chat
-        if chat.is_over:
-            break
-    return 1 if failed else 0
 
 
 class Chat:
     """One conversation with one model."""
 
-    def __init__(
-        self, client: Client, conversation: Conversation, args: argparse.Namespace, *, interactive: bool
-    ) -> None:
+    def __init__(self, client: Client, conversation: Conversation, args: argparse.Namespace) -> None:
         self._client = client
         self._conversation = conversation
-        self._model: str = args.model
-        self._with_reasoning: bool = not args.hide_reasoning
-        self._interactive = interactive
-        self.is_over = False
-        self._commands: dict[str, Callable[[str], None]] = {
-            "system": self._system,
-            "thinking": self._thinking,
-            "params": self._params,
-            "retry": self._retry,
-            "undo": self._undo,
-            "clear": self._clear,
-            "save": self._save,
-            "load": self._load,
-            "help": self._help,
-            "quit": self._quit,
-        }
+        self._args = args
+
+    def talk(self, read: Callable[[str], str]) -> int:
+        """Do what the user says, until the input ends. Returns 1 when something failed."""
+        failed = 0
+        for text in turns(read):
+            if text.partition(" ")[0] == "/quit":
+                break
+            try:
+                self.say(text)
+            except (DeepseekTritonError, ToolError) as error:
+                failed = 1
+                complain(f"deepseek-triton chat: {error}")
+            except KeyboardInterrupt:
+                if not is_interactive():
+                    raise
+                print()  # Ctrl-C came just after the answer had ended: it was not meant for the chat
+        return failed
 
     def say(self, text: str) -> None:
         """Do one turn, or one command. When it raises, the conversation is as before."""
-        if text.startswith("//"):
-            self._ask(text[1:], len(self._conversation.messages))
-        elif text.startswith("/"):
-            name, _, argument = text[1:].partition(" ")
-            if name not in self._commands:
-                hint = nearest(f"/{name}", [f"/{command}" for command in self._commands])
-                raise ToolError(f"no command /{name}{hint or '; see /help'}")
-            self._commands[name](argument.strip())
+        if text.startswith("/") and not text.startswith("//"):
+            name, _, argument = text.partition(" ")
+            report = self._obey(name, argument.strip())
+            if report and is_interactive():  # a pipe gets nothing but answers
+                print(styled(visible(report), "2"))
         elif text.strip():
-            self._ask(text, len(self._conversation.messages))
+            self._ask(text.removeprefix("/"), len(self._conversation.messages))
+
+    def _obey(self, command: str, argument: str) -> str:
+        """Obey a command. Returns what it says to the user."""
+        conversation = self._conversation
+        match command:
+            case "/system":
+                if argument:
+                    conversation.set_system(None if argument == "-" else argument)
+                return f"system: {conversation.system or 'nothing'}"
+            case "/thinking":
+                if argument not in ("on", "off"):
+                    raise ToolError("expected /thinking on or /thinking off")
+                kwargs = json.loads(str(conversation.params.chat_template_kwargs or "{}"))
+                fields = {"chat_template_kwargs": {**kwargs, "thinking": argument == "on"}}
+                conversation.params = conversation.params.merged(fields)
+                return f"thinking: {argument}"
+            case "/params":
+                conversation.params = _checked(
+                    conversation.params.merged(dict([assigned(argument)] if argument else []))
+                )
+                return f"params: {as_json({field.name: value for field, value in conversation.params.given()})}"
+            case "/retry":
+                last = conversation.to_retry()
+                if last is None:
+                    raise ToolError("there is nothing to ask again")
+                self._ask(*last)
+                return ""
+            case "/undo":
+                if not conversation.undo():
+                    raise ToolError("there is nothing to take back")
+                return "taken back"
+            case "/clear":
+                conversation.clear()
+                return "begun anew"
+            case "/save" | "/load" if not argument:
+                raise ToolError(f"expected {command} FILE")
+            case "/save":
+                conversation.save(file := Path(argument).expanduser(), model=self._args.model)
+                return f"saved to {file}"
+            case "/load":
+                loaded = Conversation.loaded(file := Path(argument).expanduser())
+                _checked(loaded.params)
+                self._conversation = loaded
+                return f"{len(loaded.messages)} messages loaded from {file}"
+            case "/help":
+                for line in _COMMANDS.splitlines():
+                    print(wrapped(line, columns(sys.stdout), hanging=" " * 19))
+                return ""
+        raise ToolError(f"no command {command}{nearest(command, _NAMES) or '; see /help'}")
 
     def _ask(self, text: str, after: int) -> None:
         """Have `text` answered after the first `after` messages. Ctrl-C keeps the part of the answer that has come."""
         conversation = self._conversation
         if after == len(conversation.messages):
             conversation.unanswered = text  # a retry that fails leaves the old answer, so it is not set for one
+        printer = AnswerPrinter(with_reasoning=not self._args.hide_reasoning)
         pieces: list[str] = []
         try:
             with self._client.stream_chat(conversation.messages_for(text, after), conversation.params) as stream:
-                self._show(stream, pieces)
+                try:
+                    for chunk in stream:
+                        pieces.append(chunk.text)  # first, so that Ctrl-C loses nothing that was seen
+                        printer.show(chunk.text, chunk.reasoning)
+                finally:
+                    printer.end()
                 completion = stream.completion()
         except KeyboardInterrupt:
-            if not self._interactive:
+            if not is_interactive():
                 raise
             print(styled("[stopped]", "2"))
             if any(pieces):
                 conversation.add_answer(text, after, "".join(pieces), interrupted=True)
             return
         conversation.add_answer(text, after, "".join(pieces))
-        if self._interactive:
+        if is_interactive():
             print(styled(_status(completion), "2"))
-
-    def _show(self, stream: Stream, pieces: list[str]) -> None:
-        """Show the answer. Its chunks are added to `pieces` first, so that Ctrl-C loses nothing that was seen."""
-        printer = AnswerPrinter(with_reasoning=self._with_reasoning)
-        try:
-            for chunk in stream:
-                pieces.append(chunk.text)
-                printer.show(chunk.text, chunk.reasoning)
-        finally:
-            printer.end()
-
-    def _retry(self, _: str) -> None:
-        found = self._conversation.to_retry()
-        if found is None:
-            raise ToolError("there is nothing to ask again")
-        self._ask(*found)
-
-    def _undo(self, _: str) -> None:
-        if not self._conversation.undo():
-            raise ToolError("there is nothing to take back")
-        self._tell("taken back")
-
-    def _clear(self, _: str) -> None:
-        self._conversation.clear()
-        self._tell("begun anew")
-
-    def _system(self, text: str) -> None:
-        if text:
-            self._conversation.set_system(None if text == "-" else text)
-        self._tell(f"system: {self._conversation.system or 'nothing'}")
-
-    def _thinking(self, text: str) -> None:
-        if text not in ("on", "off"):
-            raise ToolError("expected /thinking on or /thinking off")
-        given = json.loads(str(self._conversation.params.chat_template_kwargs or "{}"))
-        self._set({"chat_template_kwargs": {**given, "thinking": text == "on"}})
-        self._tell(f"thinking: {text}")
-
-    def _params(self, text: str) -> None:
-        self._set(dict([assigned(text)]) if text else {})
-        given = {field.name: value for field, value in self._conversation.params.given()}
-        self._tell(f"params: {as_json(given)}")
-
-    def _set(self, fields: dict[str, object]) -> None:
-        self._conversation.params = _checked(self._conversation.params.merged(fields))
-
-    def _save(self, name: str) -> None:
-        path = _path(name, "/save")
-        self._conversation.save(path, model=self._model)
-        self._tell(f"saved to {path}")
-
-    def _load(self, name: str) -> None:
-        path = _path(name, "/load")
-        conversation = Conversation.loaded(path)
-        _checked(conversation.params)
-        self._conversation = conversation
-        self._tell(f"{len(self._conversation.messages)} messages loaded from {path}")
-
-    def _help(self, _: str) -> None:
-        for line in _COMMANDS.splitlines():
-            print(wrapped(line, columns(sys.stdout), hanging=" " * 19))
-
-    def _quit(self, _: str) -> None:
-        self.is_over = True
-
-    def _tell(self, text: str) -> None:
-        """Print what a command says, at a terminal only: a pipe gets nothing but answers."""
-        if self._interactive:
-            print(styled(visible(text), "2"))
 
 
 def _checked(params: SamplingParams) -> SamplingParams:
@@ -225,28 +191,25 @@ def _checked(params: SamplingParams) -> SamplingParams:
 
 def _status(completion: Completion) -> str:
     rate = tokens_per_s(completion)
-    ended = {None: "", "stop": "", "length": "cut off by max_tokens (/params) or a full context"}
+    endings = {None: "", "stop": "", "length": "cut off by max_tokens (/params) or a full context"}
     parts = [
         f"{completion.num_output_tokens} tokens" if completion.num_output_tokens is not None else "",
         f"{rate:.1f} tokens/s" if rate is not None else "",
         f"first after {completion.time_to_first_token_s:.2f} s" if completion.time_to_first_token_s else "",
-        ended.get(completion.finish_reason, f"ended by {completion.finish_reason}"),
+        endings.get(completion.finish_reason, f"ended by {completion.finish_reason}"),
     ]
     return f"[{', '.join(filter(None, parts))}]"
-
-
-def _path(name: str, command: str) -> Path:
-    if not name:
-        raise ToolError(f"expected {command} FILE")
-    return Path(name).expanduser()
 
 
 def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def turns(read: ReadLine) -> Iterator[str]:
-    """Yield what the user says, one turn after the other. A line that ends in a backslash goes on in the next one."""
+def turns(read: Callable[[str], str]) -> Iterator[str]:
+    """Yield what the user says, one turn after the other. A line that ends in a backslash goes on in the next one.
+
+    :param read: shows its argument as a prompt if there is a terminal, and returns a line; raises EOFError at the end.
+    """
     while True:
         try:
             lines = [read("> ")]
@@ -275,7 +238,7 @@ def piped(_: str) -> str:
 
 
 @contextmanager
-def edited() -> Iterator[ReadLine]:
+def edited() -> Iterator[Callable[[str], str]]:
     """Yield `input`, with line editing and a history that is kept for the next chat."""
     try:
         import readline
@@ -284,17 +247,17 @@ def edited() -> Iterator[ReadLine]:
         return
     readline.parse_and_bind("set enable-bracketed-paste on")  # makes a paste one turn; Python switches it off
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    path = Path(state) / "deepseek-triton" / "chat_history"
+    file = Path(state) / "deepseek-triton" / "chat_history"
     with contextlib.suppress(OSError):  # a history that can't be read is an empty one
-        readline.read_history_file(path)
+        readline.read_history_file(file)
     readline.set_history_length(_HISTORY_LINES)
     try:
         yield input
     finally:
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-            path.chmod(0o600)
-            readline.write_history_file(path)
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file.touch(mode=0o600)
+            file.chmod(0o600)
+            readline.write_history_file(file)
         except OSError as error:
-            complain(f"the history can't be kept in {path}: {error.strerror}")
+            complain(f"the history can't be kept in {file}: {error.strerror}")

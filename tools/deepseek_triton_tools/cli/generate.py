@@ -11,7 +11,7 @@ from deepseek_triton_client import Client, Completion, SamplingParams, Stream
 from deepseek_triton_tools.cli.client_options import add_client_options, client_of
 from deepseek_triton_tools.cli.parsing import VerbParser, option, path, positive
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
-from deepseek_triton_tools.generating.batch import Batch, run_batch
+from deepseek_triton_tools.generating.batch import run_batch
 from deepseek_triton_tools.generating.completion_records import as_json, completion_record, usage_line
 from deepseek_triton_tools.generating.prompt_sources import Request, as_asked, read_messages, read_text
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
@@ -67,7 +67,7 @@ def _generate(args: argparse.Namespace) -> int:
         raise ToolError(f"{options}: {'not with' if is_batch else 'only with'} --input", exit_code=2)
     params = SamplingParams(**sampling_fields(args))
     if is_batch:
-        return run_batch(_batch(args, params), lambda: client_of(args))
+        return _run_batch(args, params)
     request = _request(args)
     completion: Completion | None = None
     with client_of(args) as client, to_reader():
@@ -81,7 +81,7 @@ def _generate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _batch(args: argparse.Namespace, params: SamplingParams) -> Batch:
+def _run_batch(args: argparse.Namespace, params: SamplingParams) -> int:
     """Raises ToolError when the files can't be used together."""
     if args.output is None:
         raise ToolError("--input needs --output FILE (- is standard output)", exit_code=2)
@@ -89,13 +89,14 @@ def _batch(args: argparse.Namespace, params: SamplingParams) -> Batch:
         raise ToolError("--resume needs an --output that can be read again", exit_code=2)
     if all(map(os.path.exists, (args.input, args.output))) and args.input.samefile(args.output):
         raise ToolError(f"--input and --output are the same file, {args.output}", exit_code=2)
-    return Batch(
-        input=args.input,
-        output=args.output,
-        params=params,
+    return run_batch(
+        args.input,
+        args.output,
+        params,
+        lambda: client_of(args),
         chat=args.chat,
         system=args.system,
-        concurrency=args.concurrency or Batch.concurrency,
+        concurrency=args.concurrency or 16,
         resume=args.resume,
         overwrite=args.overwrite,
         max_failures=args.max_failures,

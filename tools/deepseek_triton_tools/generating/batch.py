@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from deepseek_triton_client import (
     AccessDenied,
     Client,
+    Completion,
     DeepseekTritonError,
     ModelNotFound,
     SamplingParams,
@@ -24,55 +25,60 @@ from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A batch to answer. The path `-` is standard input or output."""
+def run_batch(
+    input: Path,
+    output: Path,
+    params: SamplingParams,
+    connect: Callable[[], Client],
+    *,
+    chat: bool,
+    system: str | None,
+    concurrency: int,
+    resume: bool,
+    overwrite: bool,
+    max_failures: int | None,
+) -> int:
+    """Answer every row of `input` into `output`; `-` is standard input or output. Returns 1 when some rows failed.
 
-    input: Path
-    output: Path
-    params: SamplingParams
-    """Sampling of every row; the fields of a row win over them."""
-    chat: bool = False
-    """Send prompts as messages, by the model's chat template."""
-    system: str | None = None
-    """The system message of every row that has none of its own."""
-    concurrency: int = 16
-    """Number of requests that are under way at once."""
-    resume: bool = False
-    """Go on where the output ends."""
-    overwrite: bool = False
-    """Begin the output anew."""
-    max_failures: int | None = None
-    """Stop when this many rows have failed."""
-
-
-def run_batch(batch: Batch, connect: Callable[[], Client]) -> int:
-    """Answer every row of the input into the output. Returns 1 when some rows failed.
-
-    `connect` makes the client when there is something to send. Raises ToolError when a row is wrong or a file can't be
-    used, before anything is sent; DeepseekTritonError when the server can't be had at all.
+    :param params: sampling of every row; the fields of a row win over them.
+    :param connect: makes the client when there is something to send.
+    :param chat: send prompts as messages, by the model's chat template.
+    :param system: the system message of every row that has none of its own.
+    :param concurrency: number of requests that are under way at once.
+    :param resume: go on where the output ends; `overwrite`: begin it anew.
+    :param max_failures: stop when this many rows have failed.
+    :raises ToolError: when a row is wrong or a file can't be used, before anything is sent.
+    :raises DeepseekTritonError: when the server can't be had at all.
     """
-    with open_input(batch.input) as file:
-        rows = BatchRows(file, file_name(batch.input), batch.params, batch.chat, batch.system)
+    with open_input(input) as file:
+        rows = BatchRows(file, file_name(input), params, chat, system)
         total = rows.check()
-        with open_output(batch.output, keep=batch.resume or batch.overwrite) as output:
-            done = output.begin(rows, resume=batch.resume)
+        with open_output(output, keep=resume or overwrite) as answers:
+            done = answers.begin(rows, resume=resume)
             progress = BatchProgress(total, done)
+            how_to_resume = f"; the same command with --resume goes on in {answers.name}" if answers.can_resume else ""
             try:
                 with connect() as client:
-                    _answer(batch, client, islice(rows, done, total), output, progress)
+                    send = partial(client.generate_many, concurrency=concurrency, params=params, return_errors=True)
+                    _answer(send, islice(rows, done, total), answers, progress, max_failures)
             except BaseException:
                 progress.clear()
                 if progress.done:
-                    complain(f"stopped: {progress.summary()}{_how_to_resume(output)}")
+                    complain(f"stopped: {progress.summary()}{how_to_resume}")
                 raise
-            output.finish()
+            answers.finish()
     progress.clear()
-    complain(progress.summary() + (_how_to_resume(output) if progress.done < total else ""))
+    complain(progress.summary() + (how_to_resume if progress.done < total else ""))
     return 1 if progress.failed else 0
 
 
-def _answer(batch: Batch, client: Client, rows: Iterator[BatchRow], output: Output, progress: BatchProgress) -> None:
+def _answer(
+    send: Callable[[Iterator[Request]], Generator[Completion | DeepseekTritonError, None, None]],
+    rows: Iterator[BatchRow],
+    output: Output,
+    progress: BatchProgress,
+    max_failures: int | None,
+) -> None:
     unanswered: deque[BatchRow] = deque()  # rows that were sent: their answers come in the same order
 
     def requests() -> Iterator[Request]:
@@ -80,8 +86,7 @@ def _answer(batch: Batch, client: Client, rows: Iterator[BatchRow], output: Outp
             unanswered.append(row)
             yield row.request
 
-    answers = client.generate_many(requests(), concurrency=batch.concurrency, params=batch.params, return_errors=True)
-    with closing(answers):
+    with closing(send(requests())) as answers:
         for answer in answers:
             if isinstance(answer, DeepseekTritonError) and not progress.answered and fails_every_request(answer):
                 raise answer
@@ -90,7 +95,7 @@ def _answer(batch: Batch, client: Client, rows: Iterator[BatchRow], output: Outp
                 progress.count_failed()
             else:
                 progress.count_answered(answer.num_output_tokens)
-            if progress.failed == batch.max_failures:
+            if progress.failed == max_failures:
                 return
 
 
@@ -99,10 +104,6 @@ def fails_every_request(error: DeepseekTritonError) -> bool:
     return isinstance(error, (AccessDenied, ModelNotFound)) or (
         isinstance(error, ServerUnavailable) and error.unprocessed
     )
-
-
-def _how_to_resume(output: Output) -> str:
-    return f"; the same command with --resume goes on in {output.name}" if output.can_resume else ""
 
 
 class BatchProgress:

@@ -85,9 +85,22 @@ class BatchRows:
         row_id = request.pop("id", number if request_id is None else request_id)
         if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
             raise ToolError(f"id: expected a text or a whole number, got {row_id!r:.100}")
-        _check_request(request, self.params)
-        asked = as_asked(request, chat=self.chat, system=self.system)
-        return BatchRow(number, row_id, hashlib.sha256(line).hexdigest()[:16], asked)
+        kinds = [kind for kind in ("prompt", "messages") if kind in request]
+        if len(kinds) != 1:
+            names = ", ".join(map(repr, request)) or "nothing"
+            raise ToolError(f'expected one of "prompt" and "messages", got {names}')
+        (kind,) = kinds
+        problem = problem_of_messages(request[kind]) if kind == "messages" else _problem_of_prompt(request[kind])
+        if problem is None and request_id is not None and not (isinstance(request_id, str) and request_id):
+            problem = f"request_id: expected a text that is not empty, got {request_id!r:.100}"
+        if problem is not None:
+            raise ToolError(problem)
+        try:
+            self.params.merged({name: value for name, value in request.items() if name not in (kind, "request_id")})
+        except InvalidRequest as error:
+            raise ToolError(error.message) from error
+        digest = hashlib.sha256(line).hexdigest()[:16]
+        return BatchRow(number, row_id, digest, as_asked(request, chat=self.chat, system=self.system))
 
 
 def open_input(path: Path) -> IO[bytes]:
@@ -107,40 +120,22 @@ def open_input(path: Path) -> IO[bytes]:
 
 def _parsed(line: bytes) -> Request:
     try:
-        found = json.loads(line, parse_constant=_refuse_constant)
-        json.dumps(found, ensure_ascii=False).encode()
+        row = json.loads(line, parse_constant=_refuse_constant)
+        json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # half a surrogate pair is valid JSON, but can't be encoded
         raise ToolError(f"not JSON: {error}") from error
-    if isinstance(found, str):
-        return {"prompt": found}
-    if not isinstance(found, dict):
-        raise ToolError(f'expected a text or an object with "prompt" or "messages", got {found!r:.100}')
-    return found
+    if isinstance(row, str):
+        return {"prompt": row}
+    if not isinstance(row, dict):
+        raise ToolError(f'expected a text or an object with "prompt" or "messages", got {row!r:.100}')
+    return row
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number")
 
 
-def _check_request(request: Request, params: SamplingParams) -> None:
-    """Raise ToolError for what the client would refuse, before anything is sent."""
-    kinds = [kind for kind in ("prompt", "messages") if kind in request]
-    if len(kinds) != 1:
-        raise ToolError(f'expected one of "prompt" and "messages", got {", ".join(map(repr, request)) or "nothing"}')
-    problem = problem_of_messages(request["messages"]) if kinds == ["messages"] else _problem_of_prompt(request)
-    request_id = request.get("request_id")
-    if request_id is not None and not (isinstance(request_id, str) and request_id):
-        problem = problem or f"request_id: expected a text that is not empty, got {request_id!r:.100}"
-    if problem is not None:
-        raise ToolError(problem)
-    try:
-        params.merged({name: value for name, value in request.items() if name not in (*kinds, "request_id")})
-    except InvalidRequest as error:
-        raise ToolError(error.message) from error
-
-
-def _problem_of_prompt(request: Request) -> str | None:
-    prompt = request["prompt"]
+def _problem_of_prompt(prompt: Any) -> str | None:
     is_ids = isinstance(prompt, list) and prompt and all(type(token) is int and -1 < token < 2**31 for token in prompt)
     return None if isinstance(prompt, str) or is_ids else f"prompt: expected a text or token ids, got {prompt!r:.100}"
 
@@ -199,29 +194,22 @@ class Output:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     break  # half a line: the program was killed while it wrote
-                record = self._record(number, line)
-                self._check_row(number, record, next(expected, None))
+                row, problem = next(expected, None), None
+                try:
+                    record = json.loads(line)
+                    place = (record.get("id"), record.get("input"))
+                except (ValueError, AttributeError):
+                    problem = "is no answer of a batch"
+                else:
+                    if row is None or place != (row.id, row.digest):
+                        other = "ends before" if row is None else f"has another row {row.id!r} there"
+                        problem = f"answers row {place[0]!r}, and the input {other}"
+                if problem:
+                    raise ToolError(f"{self.name} line {number} {problem}: give another --output, or --overwrite")
                 position += len(line)
                 if "error" not in record:
                     num_answered, end = number, position
         return num_answered, end
-
-    def _check_row(self, number: int, record: dict[str, Any], row: BatchRow | None) -> None:
-        if row is None or (record.get("id"), record.get("input")) != (row.id, row.digest):
-            found = "ends before" if row is None else f"has another row {row.id!r} there"
-            raise ToolError(
-                f"{self.name} line {number} answers row {record.get('id')!r}, and the input {found}: "
-                "give another --output, or --overwrite"
-            )
-
-    def _record(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
-            raise ToolError(f"{self.name} line {number} is no answer of a batch: give another --output, or --overwrite")
-        return record
 
 
 @contextmanager
