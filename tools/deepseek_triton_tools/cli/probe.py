@@ -6,7 +6,7 @@ import argparse
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepseek_triton_client import (
@@ -30,8 +30,12 @@ YES, NO, UNREACHABLE, TOO_LATE = 0, 1, 3, 4
 _ANSWERS = {YES: "yes", NO: "no", UNREACHABLE: "unreachable", TOO_LATE: "too late"}
 SCHEMA = "deepseek-triton/probe/1"
 
-_DEADLINE_S = {"live": 5.0, "ready": 5.0, "generate": 30.0}
-"""Seconds for the whole of each question, unless --deadline is given."""
+_QUESTIONS = {
+    "live": (5.0, "ask whether the server answers"),
+    "ready": (5.0, "ask whether the model can be called"),
+    "generate": (30.0, "ask for one token; a full server passes if it makes tokens for others"),
+}
+"""Question -> (seconds for the whole of it, unless --deadline is given; its summary)."""
 _GENERATED_TOKENS = "deepseek_triton_generated_tokens_total"
 _METRICS_LOOK_S = 0.5
 """Seconds between two looks at the metrics."""
@@ -52,7 +56,7 @@ def add_options(verb: VerbParser) -> None:
         "until deepseek-triton probe ready http://node1:8000; do sleep 10; done",
         notes=_EXIT_CODES,
     )
-    for name, (summary, _) in _QUESTIONS.items():
+    for name, (deadline_s, summary) in _QUESTIONS.items():
         question = add_verb(questions, name, summary)
         question.runs(
             _probe,
@@ -61,7 +65,6 @@ def add_options(verb: VerbParser) -> None:
             notes=_EXIT_CODES,
         )
         question.usage = "%(prog)s URL [options]"
-        deadline_s = _DEADLINE_S[name]
         question.set_defaults(question=name, metrics_url=None)
         option(question, "url URL", URL_HELP)
         text = f"seconds for the whole probe (default: {deadline_s:g})"
@@ -85,15 +88,23 @@ def _probe(args: argparse.Namespace) -> int:
     """Ask, print the answer, and return YES, NO, UNREACHABLE or TOO_LATE. Raises ToolError when the token or a
     certificate can't be read, or the URL is wrong: no server was asked then."""
     deadline_s: float = args.deadline
-    client = _client(args, deadline_s)
-    _, ask = _QUESTIONS[args.question]
+    try:
+        client = Client(
+            args.url,
+            **client_settings(args),
+            metrics_url=args.metrics_url,
+            timeouts=Timeouts(connect=deadline_s + _SPARE_S, total=deadline_s),
+            retries=Retries(attempts=1),
+        )
+    except (InvalidRequest, ToolError) as error:
+        raise ToolError(str(error), exit_code=2) from error
     began = time.monotonic()
 
-    def ask_once() -> Verdict:
+    def ask() -> Verdict:
         with client:
-            return ask(client, deadline_s)
+            return _generates(client, deadline_s) if args.question == "generate" else _health(client, args.question)
 
-    verdict = _within(deadline_s, ask_once)
+    verdict = _within(deadline_s, ask)
     if args.json:
         document = {
             "schema": SCHEMA,
@@ -108,19 +119,6 @@ def _probe(args: argparse.Namespace) -> int:
     elif not args.quiet:
         _say(f"{args.url}: {verdict.line}", verdict.code)
     return verdict.code
-
-
-def _client(args: argparse.Namespace, deadline_s: float) -> Client:
-    try:
-        return Client(
-            args.url,
-            **client_settings(args),
-            metrics_url=args.metrics_url,
-            timeouts=Timeouts(connect=deadline_s + _SPARE_S, total=deadline_s),
-            retries=Retries(attempts=1),
-        )
-    except (InvalidRequest, ToolError) as error:
-        raise ToolError(str(error), exit_code=2) from error
 
 
 def _say(line: str, code: int) -> None:
@@ -181,24 +179,17 @@ def _unreachable(text: str, url: str | None) -> Verdict:
     return Verdict(UNREACHABLE, f"nobody answers: {text.removeprefix(f'{url}: ')}")
 
 
-def _live(client: Client, deadline_s: float) -> Verdict:
+def _health(client: Client, question: str) -> Verdict:
     readiness = client.readiness()[0]
     if readiness.state == "unreachable":
         return _unreachable(readiness.detail, readiness.url)
-    return Verdict(YES, "live")
+    if question == "live" or readiness.state == "ready":
+        return Verdict(YES, question)
+    what = "Triton is not ready" if readiness.state == "starting" else "the model is not ready, or there is none"
+    return Verdict(NO, f"not ready: {what}; it loads, stops, or its engine has failed")
 
 
-def _ready(client: Client, deadline_s: float) -> Verdict:
-    readiness = client.readiness()[0]
-    if readiness.state == "unreachable":
-        return _unreachable(readiness.detail, readiness.url)
-    if readiness.state != "ready":
-        what = "Triton is not ready" if readiness.state == "starting" else "the model is not ready, or there is none"
-        return Verdict(NO, f"not ready: {what}; it loads, stops, or its engine has failed")
-    return Verdict(YES, "ready")
-
-
-def _generate(client: Client, deadline_s: float) -> Verdict:
+def _generates(client: Client, deadline_s: float) -> Verdict:
     began = time.monotonic()
     try:
         completion = client.generate("1", max_tokens=1)
@@ -220,11 +211,3 @@ def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
     except (DeepseekTritonError, KeyError) as error:
         return Verdict(NO, f"full ({_text(refusal)}), and its metrics don't say whether it generates: {error}")
     return Verdict(NO, f"full ({_text(refusal)}), and no token was made for anybody within the deadline")
-
-
-_QUESTIONS: Mapping[str, tuple[str, Callable[[Client, float], Verdict]]] = {
-    "live": ("ask whether the server answers", _live),
-    "ready": ("ask whether the model can be called", _ready),
-    "generate": ("ask for one token; a full server passes if it makes tokens for others", _generate),
-}
-"""Question -> (its summary, the function that asks it)."""
