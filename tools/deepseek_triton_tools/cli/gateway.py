@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,13 +48,7 @@ def add_options(verb: VerbParser) -> None:
         "URL may also be dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list that is read\n"
         "again when it changes. docs/gateway.md is for users, docs/gateway-operations.md for owners.",
     )
-    _add_models(verb.add_argument_group("models"))
-    _add_listening(verb.add_argument_group("clients"))
-    _add_upstream(verb.add_argument_group("Triton servers"))
-    _add_watching(verb.add_argument_group("watching it"))
-
-
-def _add_models(group: argparse._ArgumentGroup) -> None:
+    group = verb.add_argument_group("models")
     help_text = "a server; may be repeated. Its model is called what the server says"
     group.add_argument("--server", action="append", type=words, metavar="URL", help=help_text)
     help_text = "a model by the name for clients, and its servers; may be repeated"
@@ -66,52 +61,66 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--triton-model", type=words, metavar="NAME", help=help_text)
     help_text = "YAML with these options, without their dashes; the command line wins"
     group.add_argument("--config", type=path, metavar="FILE", help=help_text)
-
-
-def _add_listening(group: argparse._ArgumentGroup) -> None:
+    group = verb.add_argument_group("clients")
     group.add_argument("--host", type=words, help="address to listen on (default: 127.0.0.1; all: 0.0.0.0)")
     group.add_argument("--port", type=port, metavar="PORT", help="port to listen on (default: 9000)")
     group.add_argument("--workers", type=positive, metavar="N", help="processes that share the port (default: 1)")
     help_text = "file of API keys, read again when it changes (default: anyone may ask)"
-    group.add_argument("--keys", type=path, metavar="FILE", help=help_text)
+    group.add_argument("--keys", dest="keys_file", type=path, metavar="FILE", help=help_text)
     help_text = "print a line for the file of --keys (>> keys), on stderr the new API key that it is for, and end"
     group.add_argument("--new-key", type=words, metavar="NAME", help=help_text)
     help_text = "let pages of this origin ask, such as https://chat.example.com, or *; may be repeated"
-    group.add_argument("--cors-origin", action="append", type=words, metavar="ORIGIN", help=help_text)
+    group.add_argument(
+        "--cors-origin", dest="cors_origins", action="append", type=words, metavar="ORIGIN", help=help_text
+    )
     help_text = "serve neither the chat page at / nor the one at /dashboard"
-    group.add_argument("--no-page", action="store_true", default=None, help=help_text)
+    group.add_argument("--no-page", action="store_false", dest="page", default=None, help=help_text)
     group.add_argument("--tls-certificate", type=path, metavar="FILE", help="serve HTTPS with this certificate, as PEM")
     help_text = "its key (default: in the certificate's file)"
     group.add_argument("--tls-key", type=path, metavar="FILE", help=help_text)
-    group.add_argument("--max-body", type=size, metavar="SIZE", help="largest request (default: 64MiB)")
+    group.add_argument(
+        "--max-body", dest="max_body_bytes", type=size, metavar="SIZE", help="largest request (default: 64MiB)"
+    )
     help_text = "for a request's body to come whole (default: 60)"
-    group.add_argument("--body-seconds", type=duration, metavar="S", help=help_text)
+    group.add_argument("--body-seconds", dest="body_timeout_s", type=duration, metavar="S", help=help_text)
     help_text = "the answers' name for reasoning: reasoning_content (default) or reasoning; may be repeated"
-    group.add_argument("--reasoning-field", action="append", choices=_REASONING_FIELDS, metavar="NAME", help=help_text)
+    group.add_argument(
+        "--reasoning-field",
+        dest="reasoning_fields",
+        action="append",
+        choices=_REASONING_FIELDS,
+        metavar="NAME",
+        help=help_text,
+    )
     help_text = "how long running requests may go on after SIGTERM or Ctrl-C (default: 30)"
-    group.add_argument("--drain-seconds", type=seconds, metavar="S", help=help_text)
-
-
-def _add_upstream(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--drain-seconds", dest="drain_s", type=seconds, metavar="S", help=help_text)
+    group = verb.add_argument_group("Triton servers")
     help_text = "header of each request to them, such as a token; NAME=@FILE reads the value; may be repeated"
     group.add_argument("--upstream-header", action="append", type=words, metavar="NAME=VALUE", help=help_text)
     help_text = "certificates to trust for https://, as PEM (default: the system's)"
     group.add_argument("--upstream-ca", type=path, metavar="FILE", help=help_text)
     help_text = "port of their metrics, by which load is compared (default: 8002); none for no metrics"
     group.add_argument("--metrics-port", type=_metrics_port, metavar="PORT", help=help_text)
-
-
-def _add_watching(group: argparse._ArgumentGroup) -> None:
+    group = verb.add_argument_group("watching it")
     help_text = "a line of JSON for each request, to FILE or to stdout (-)"
     group.add_argument("--access-log", type=words, metavar="FILE", help=help_text)
     help_text = "send OpenTelemetry traces there by OTLP over HTTP, such as http://localhost:4318"
-    group.add_argument("--traces", type=words, metavar="URL", help=help_text)
+    group.add_argument("--traces", dest="traces_url", type=words, metavar="URL", help=help_text)
     help_text = "ask for an API key on /metrics too"
     group.add_argument("--metrics-need-key", action="store_true", default=None, help=help_text)
 
 
 def _metrics_port(text: str) -> int:
     return 0 if text == "none" else _port_or_none(text)
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _gateway(args: argparse.Namespace) -> int:
@@ -149,30 +158,15 @@ def settings_of(args: argparse.Namespace) -> GatewaySettings:
     problems: list[str] = []
     if args.config is not None:
         _take_file(args, problems)
-    given = {
-        "host": args.host,
-        "port": args.port,
-        "workers": args.workers,
-        "tls_certificate": args.tls_certificate,
-        "tls_key": args.tls_key,
-        "keys_file": args.keys,
-        "metrics_need_key": args.metrics_need_key,
-        "page": False if args.no_page else None,
-        "cors_origins": args.cors_origin and tuple(args.cors_origin),
-        "max_body_bytes": args.max_body,
-        "body_timeout_s": args.body_seconds,
-        "drain_s": args.drain_seconds,
-        "reasoning_fields": args.reasoning_field and tuple(args.reasoning_field),
-        "access_log": args.access_log,
-        "traces_url": args.traces,
-        "upstream_headers": _upstream_headers(args.upstream_header or (), problems),
-        "upstream_ca": args.upstream_ca,
+    names = {field.name for field in dataclasses.fields(GatewaySettings)}
+    options: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(args).items()
+        if name in names and value is not None
     }
-    settings = GatewaySettings(
-        _models(args, problems),
-        metrics_port=8002 if args.metrics_port is None else args.metrics_port or None,
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    options["upstream_headers"] = _upstream_headers(args.upstream_header or (), problems)
+    options["metrics_port"] = options.get("metrics_port", 8002) or None
+    settings = GatewaySettings(_models(args, problems), **options)
     problems.extend(_problems(settings))
     if problems:
         raise ToolError("; ".join(problems), exit_code=2)
@@ -196,7 +190,7 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
     if not isinstance(document, dict):
         problems.append(f"{file}: expected lines of OPTION: VALUE, such as port: 9000")
         return
-    options = {
+    options: dict[str, Any] = {
         option.removeprefix("--"): action
         for action in args.parser._actions
         for option in action.option_strings
@@ -220,9 +214,9 @@ _KINDS = {dict: "a mapping", list: "a list", bool: "true or false", type(None): 
 
 
 def _value_of(action: argparse.Action, value: object) -> Any:
-    if isinstance(action, argparse._StoreTrueAction):
+    if action.nargs == 0:
         if isinstance(value, bool):
-            return value
+            return action.const if value else None
         raise argparse.ArgumentTypeError(f"expected true or false, got {value!r:.80}")
     if isinstance(action, argparse._AppendAction):
         return [_parsed(action, one) for one in (value if isinstance(value, list) else [value])]
@@ -319,6 +313,7 @@ def _upstream_headers(texts: Iterable[str], problems: list[str]) -> tuple[tuple[
 
 def _problems(settings: GatewaySettings) -> Iterable[str]:
     """Problems of the settings, of those that can be tried now."""
+    import ssl
     from importlib.util import find_spec
 
     from deepseek_triton_tools.gateway.guard import KeysFileError, read_keys
@@ -331,7 +326,18 @@ def _problems(settings: GatewaySettings) -> Iterable[str]:
     for origin in settings.cors_origins:
         if not _ORIGIN.fullmatch(origin):
             yield f"--cors-origin: expected https://HOST, without a path, or *, got {origin!r:.200}"
-    yield from _tls_problems(settings)
+    if settings.tls_certificate is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
+        except OSError as error:  # ssl.SSLError is one
+            yield f"--tls-certificate {settings.tls_certificate}: {_reason(error)}; expected PEM, and its key"
+    elif settings.tls_key is not None:
+        yield "--tls-key: expected --tls-certificate too"
+    if settings.upstream_ca is not None:
+        try:
+            ssl.create_default_context(cafile=settings.upstream_ca)
+        except OSError as error:
+            yield f"--upstream-ca {settings.upstream_ca}: {_reason(error)}; expected certificates as PEM"
     if settings.access_log not in (None, "-"):
         try:
             with open(settings.access_log, "a"):
@@ -343,24 +349,6 @@ def _problems(settings: GatewaySettings) -> Iterable[str]:
             yield f"--traces: expected a URL such as http://localhost:4318, got {settings.traces_url!r:.200}"
         if find_spec("opentelemetry") is None:
             yield f"--traces: opentelemetry is not installed; {install_extra('tracing')}"
-
-
-def _tls_problems(settings: GatewaySettings) -> Iterable[str]:
-    import ssl
-
-    if settings.tls_certificate is None:
-        if settings.tls_key is not None:
-            yield "--tls-key: expected --tls-certificate too"
-    else:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
-        except OSError as error:  # ssl.SSLError is one
-            yield f"--tls-certificate {settings.tls_certificate}: {_reason(error)}; expected PEM, and its key"
-    if settings.upstream_ca is not None:
-        try:
-            ssl.create_default_context(cafile=settings.upstream_ca)
-        except OSError as error:
-            yield f"--upstream-ca {settings.upstream_ca}: {_reason(error)}; expected certificates as PEM"
 
 
 def _reason(error: Exception) -> str:
@@ -401,12 +389,3 @@ def _announcement(settings: GatewaySettings) -> str:
     if settings.upstream_headers:
         lines.append(f"  headers    {', '.join(name for name, _ in settings.upstream_headers)}, to the servers")
     return "\n".join(lines)
-
-
-def _is_loopback(host: str) -> bool:
-    import ipaddress
-
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
