@@ -17,12 +17,12 @@ from starlette.testclient import TestClient
 from deepseek_triton_tools.gateway.chat import AnswerCalls
 from deepseek_triton_tools.gateway.chat_request import read_chat_request
 from deepseek_triton_tools.gateway.completions import read_completion_request
-from deepseek_triton_tools.gateway.fleet_member import _identity, _refusal_to_share
+from deepseek_triton_tools.gateway.fleet_member import ToldModel
 from deepseek_triton_tools.gateway.guard import KeysFileError, parse_keys
 from deepseek_triton_tools.gateway.openai_answers import chat_logprobs, completion_logprobs
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 from deepseek_triton_tools.gateway.responses_request import read_responses_request
-from deepseek_triton_tools.gateway.server_sources import FileSource, SourceError, parse_source
+from deepseek_triton_tools.gateway.server_sources import ServersFile, SourceError, parse_source
 from deepseek_triton_tools.gateway.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,
@@ -195,8 +195,7 @@ def upstream_logprobs(data: bytes) -> None:
 def upstream_model_info(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     with may_refuse(msgspec.MsgspecError, RecursionError):  # as who asks for it takes them
-        _refusal_to_share(text)
-        _identity(text)
+        str(msgspec.json.decode(text, type=ToldModel).identity)
 
 
 def keys_file(data: bytes) -> None:
@@ -212,7 +211,7 @@ def servers_file(data: bytes) -> None:
         path = Path(folder, "servers")
         path.write_bytes(data)
         try:
-            asyncio.run(FileSource("file:servers", path).read())
+            asyncio.run(ServersFile("file:servers", path).read())
         except SourceError as error:
             for problem in str(error).split("; "):
                 check_message(problem)

@@ -81,7 +81,7 @@ class Fleet:
         await asyncio.gather(*map(self._read, range(len(self._sources))))
         for index, source in enumerate(self._sources):
             if source.period_s is not None:
-                self._begin(self._read_again(index, source.period_s))
+                _keep(self._tasks, self._read_again(index, source.period_s))
         checks = [asyncio.ensure_future(member.checked.wait()) for member in self._members.values()]
         if checks:
             _, late = await asyncio.wait(checks, timeout=_START_S)
@@ -112,17 +112,13 @@ class Fleet:
     def _is_disaggregated(self) -> bool:
         return len(self._sources) > self._num_generation_sources
 
-    async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+    def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
         """The answer of one server, or of two that share the request. Raises UpstreamError."""
-        if self._is_disaggregated and is_shareable(call, self._local_prefill_tokens):
-            if not any(member.role == "generation" and member.state == "up" for member in self._members.values()):
-                raise self.unavailable()  # before a context server computes a prompt that nobody would fetch
-            answer = generate_shared(call, self._generate, self._begin_release)
-        else:
-            answer = self._generate(call, "generation")
-        async with aclosing(answer):
-            async for parts in answer:
-                yield parts
+        if not (self._is_disaggregated and is_shareable(call, self._local_prefill_tokens)):
+            return self._generate(call, "generation")
+        if not any(member.role == "generation" and member.state == "up" for member in self._members.values()):
+            raise self.unavailable()  # before a context server computes a prompt that nobody would fetch
+        return generate_shared(call, self._generate, lambda release: _keep(self._releases, release))
 
     async def _generate(self, call: Call, role: Role) -> AsyncGenerator[list[Part], None]:
         """The answer of one server. Another is asked when one fails before its first response, except where the request
@@ -247,7 +243,7 @@ class Fleet:
             member = self._members.pop(url)
             member.leaving = True
             self._leaving.append(member)
-            self._begin(self._leave(member))
+            _keep(self._tasks, self._leave(member))
         for url in wanted:
             if url in self._members:
                 continue
@@ -266,7 +262,7 @@ class Fleet:
 
     async def _leave(self, member: FleetMember) -> None:
         _log.info("%s is no longer in the list of servers; it finishes its requests", member.url)
-        await member.idle()
+        await member.idle.wait()
         self._watches.pop(member).cancel()
         self._leaving.remove(member)
         await member.close()
@@ -280,12 +276,6 @@ class Fleet:
         if identity == self._identity:
             return ""
         return f"It has {identity}, and the other servers have {self._identity}"
-
-    def _begin(self, work: Coroutine[object, object, None]) -> None:
-        _keep(self._tasks, work)
-
-    def _begin_release(self, work: Coroutine[object, object, None]) -> None:
-        _keep(self._releases, work)
 
 
 def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]) -> None:

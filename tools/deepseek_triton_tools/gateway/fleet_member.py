@@ -140,8 +140,9 @@ class FleetMember:
         self._metrics_at = 0.0
         self._check_at = 0.0
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()
+        """Set while it has no request of ours."""
+        self.idle.set()
         self.checked = asyncio.Event()
         """Set when the first check has ended."""
 
@@ -165,33 +166,20 @@ class FleetMember:
         return time.monotonic() if self.state == "up" else self._went_down_at
 
     def snapshot(self) -> FleetServer:
-        return FleetServer(
-            self.url,
-            self.state,
-            self.reason,
-            self._own,
-            self._others,
-            self._failures,
-            self.avoided,
-            self.leaving,
-            self.role,
-        )
+        work = (self._own, self._others, self._failures)
+        return FleetServer(self.url, self.state, self.reason, *work, self.avoided, self.leaving, self.role)
 
     @contextmanager
     def working(self, cost: Load) -> Iterator[TritonServer]:
         """A request is on this server."""
         self._own = self._own.plus(cost)
-        self._idle.clear()
+        self.idle.clear()
         try:
             yield self.server
         finally:
             self._own = self._own.minus(cost)
             if not self._own.sequences:
-                self._idle.set()
-
-    async def idle(self) -> None:
-        """Wait until it has no request of ours."""
-        await self._idle.wait()
+                self.idle.set()
 
     def answered(self) -> None:
         """A request has got its first response, so the server is well."""
@@ -349,11 +337,13 @@ class FleetMember:
         try:
             outputs = await within(_ANSWER_S, self.server.ask(Call({"task": "describe"}, uuid4().hex)))
             self.model_info = str(outputs.get("model_info", ""))
-            identity = _identity(self.model_info)
-            refusal = _refusal_to_share(self.model_info) if self._is_shared else ""
+            model = msgspec.json.decode(self.model_info, type=ToldModel)
         except (TimeoutError, UpstreamError, msgspec.MsgspecError, RecursionError) as error:
             return f"it does not tell its model: {error}"
-        reason = refusal or self._accept(self, identity)
+        if self._is_shared and model.fields.request_type:
+            reason = f"It can't share requests with another server: {model.fields.request_type}"
+        else:
+            reason = self._accept(self, model.identity)
         is_unproven = self._is_stuck and self._worked_at <= self._went_down_at
         if not reason and is_unproven and (problem := await self._returning_canary()):
             return problem
@@ -390,21 +380,19 @@ def _jittered(seconds: float) -> float:
     return seconds * _rng.uniform(1 - _JITTER, 1 + _JITTER)
 
 
-class _Fields(msgspec.Struct):
+class _ToldFields(msgspec.Struct):
     request_type: str = "its backend is too old"
 
 
-class _Abilities(msgspec.Struct):
-    fields: _Fields = msgspec.field(default_factory=_Fields)
+class ToldModel(msgspec.Struct):
+    """The part of `model_info` that decides whether a server may take part."""
 
+    name: str = ""
+    checkpoint: str = ""
+    fields: _ToldFields = msgspec.field(default_factory=_ToldFields)
+    """Input that it can't do -> why, or ""."""
 
-def _refusal_to_share(model_info: str) -> str:
-    """Why the server can't do a part of a request, or ""."""
-    reason = msgspec.json.decode(model_info, type=_Abilities).fields.request_type
-    return f"It can't share requests with another server: {reason}" if reason else ""
-
-
-def _identity(model_info: str) -> ModelIdentity:
-    found = msgspec.json.decode(model_info, type=ModelIdentity)
-    # The same checkpoint may lie in another folder on each host.
-    return ModelIdentity(found.name, PurePath(found.checkpoint).name)
+    @property
+    def identity(self) -> ModelIdentity:
+        """The same checkpoint may lie in another folder on each host."""
+        return ModelIdentity(self.name, PurePath(self.checkpoint).name)

@@ -76,8 +76,7 @@ class Load(NamedTuple):
 class Candidate(Protocol):
     """A server that may be chosen."""
 
-    @property
-    def url(self) -> str: ...
+    url: str
 
     @property
     def load(self) -> Load: ...
@@ -122,15 +121,13 @@ def choose(candidates: Sequence[_Candidate], call: Call, rng: random.Random) -> 
 
 
 def less_loaded(candidates: Sequence[_Candidate]) -> _Candidate:
-    shares = _shares([candidate.load for candidate in candidates])
-    return candidates[shares.index(min(shares))]
+    total = _total(candidates)
+    return min(candidates, key=lambda candidate: _share(candidate.load, total))
 
 
 def nearest(candidates: Sequence[_Candidate], affinity: bytes, cost: Load) -> _Candidate:
     """The first in the affinity's order of servers whose load, with `cost` added, is within the bound."""
-    total = cost
-    for candidate in candidates:
-        total = total.plus(candidate.load)
+    total = _total(candidates).plus(cost)
     most = MOST_LOAD / len(candidates)
     order = sorted(candidates, key=lambda candidate: rendezvous_score(affinity, candidate.url))
     for candidate in order:
@@ -140,11 +137,9 @@ def nearest(candidates: Sequence[_Candidate], affinity: bytes, cost: Load) -> _C
     return less_loaded(order)
 
 
-def _shares(loads: Sequence[Load]) -> list[float]:
-    total = Load()
-    for load in loads:
-        total = total.plus(load)
-    return [_share(load, total) for load in loads]
+def _total(candidates: Sequence[Candidate]) -> Load:
+    loads = [candidate.load for candidate in candidates]
+    return Load(sum(load.sequences for load in loads), sum(load.tokens for load in loads))
 
 
 def _share(load: Load, total: Load) -> float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from deepseek_triton_tools.tool_errors import ToolError
@@ -33,29 +32,34 @@ class ServerAddress:
     metrics_port: int | None = None
 
 
-class ServerSource(Protocol):
-    """A list of servers that may change."""
+@dataclass(frozen=True, slots=True)
+class ServerSource:
+    """A list of servers that may change.
+
+    name: as its owner wrote it. period_s: between two looks; None for a list that never changes. read: the list as it
+    is now; it raises SourceError where it can't be known, so that the former list is still the best.
+    """
 
     name: str
-    """The source as its owner wrote it."""
     period_s: float | None
-    """Seconds between two looks; None for a list that never changes."""
-
-    async def read(self) -> Sequence[ServerAddress]:
-        """The list as it is now. Raises SourceError where it can't be known: the former list is still the best."""
-        ...
+    read: Callable[[], Awaitable[Sequence[ServerAddress]]]
 
 
 def parse_source(text: str) -> ServerSource:
     """A source as it is written in the settings. Raises SourceError."""
     if text.startswith(_FILE_PREFIX):
-        return FileSource(text, Path(text.removeprefix(_FILE_PREFIX)))
+        return ServerSource(text, _FILE_PERIOD_S, ServersFile(text, Path(text.removeprefix(_FILE_PREFIX))).read)
     if text.startswith(_DNS_PREFIX):
         address = parse_address(text.removeprefix(_DNS_PREFIX))
         if not address.url.startswith("http://"):
             raise SourceError(f"expected dns+http://HOST:PORT, got {text!r}: certificates are for names, not addresses")
-        return DnsSource(text, address)
-    return UrlSource(text, parse_address(text))
+        return ServerSource(text, _DNS_PERIOD_S, lambda: _addresses_of(text, address))
+    address = parse_address(text)
+
+    async def read() -> Sequence[ServerAddress]:
+        return [address]
+
+    return ServerSource(text, None, read)
 
 
 def parse_address(text: str) -> ServerAddress:
@@ -86,50 +90,27 @@ def _url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-@dataclass(slots=True)
-class UrlSource:
-    """One server."""
-
-    name: str
-    address: ServerAddress
-    period_s: float | None = None
-
-    async def read(self) -> Sequence[ServerAddress]:
-        return [self.address]
-
-
-@dataclass(slots=True)
-class DnsSource:
+async def _addresses_of(name: str, address: ServerAddress) -> Sequence[ServerAddress]:
     """Each address of a name, such as the pods of a headless Kubernetes service."""
-
-    name: str
-    address: ServerAddress
-    period_s: float | None = _DNS_PERIOD_S
-
-    async def read(self) -> Sequence[ServerAddress]:
-        parts = urlsplit(self.address.url)
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                str(parts.hostname), parts.port, type=socket.SOCK_STREAM
-            )
-        except (OSError, UnicodeError) as error:
-            raise SourceError(f"{self.name}: its addresses can't be looked up: {error}") from error
-        hosts = sorted({str(address[0]) for *_, address in found})
-        return [
-            ServerAddress(_url("http", host, int(parts.port or 0)) + parts.path, self.address.metrics_port)
-            for host in hosts
-        ]
+    parts = urlsplit(address.url)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(str(parts.hostname), parts.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise SourceError(f"{name}: its addresses can't be looked up: {error}") from error
+    hosts = sorted({str(endpoint[0]) for *_, endpoint in found})
+    return [
+        ServerAddress(_url("http", host, int(parts.port or 0)) + parts.path, address.metrics_port) for host in hosts
+    ]
 
 
-class FileSource:
-    """A file with a URL in each line; # begins a comment. It is read again all the time.
+class ServersFile:
+    """A file with a URL in each line; # begins a comment.
 
     A changed list counts when two looks found the same, so that one that is half written does not.
     """
 
     def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        self.period_s: float | None = _FILE_PERIOD_S
+        self._name = name
         self._path = path
         self._seen: str | None = None
         self._taken: str | None = None
@@ -139,7 +120,7 @@ class FileSource:
         try:
             text = await asyncio.to_thread(self._path.read_text, encoding="utf-8")
         except (OSError, UnicodeError) as error:
-            raise SourceError(f"{self.name}: can't be read: {error}") from error
+            raise SourceError(f"{self._name}: can't be read: {error}") from error
         is_settled = self._seen is None or text == self._seen
         self._seen = text
         if text != self._taken and is_settled:
@@ -157,7 +138,7 @@ class FileSource:
                 except SourceError as error:
                     problems.append(f"line {number}: {error}")
         if problems:
-            raise SourceError(f"{self.name}: {'; '.join(problems)}")
+            raise SourceError(f"{self._name}: {'; '.join(problems)}")
         if not addresses:
-            raise SourceError(f"{self.name}: expected a URL in each line, got none")
+            raise SourceError(f"{self._name}: expected a URL in each line, got none")
         return addresses
