@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from deepseek_triton_tools.gateway.own_routes import page_routes
+from deepseek_triton_tools.gateway.application import page_routes
 from support.asgi_server import serving_app
 from support.browser import CHROMIUM, Browser
 from support.waiting import PATIENCE_S

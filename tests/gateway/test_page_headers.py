@@ -8,7 +8,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from deepseek_triton_tools.gateway.own_routes import page_routes
+from deepseek_triton_tools.gateway.application import page_routes
 
 each_page = pytest.mark.parametrize("path", ["/", "/dashboard"])
 

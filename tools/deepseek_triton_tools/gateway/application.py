@@ -1,50 +1,265 @@
-"""The ASGI application: which path is answered by what."""
+"""The ASGI application: which path is answered by what, the pages for people, and what the gateway says of itself and
+its models: servers, metrics, tokens, whether it is well."""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import difflib
-from collections.abc import AsyncGenerator, Mapping
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Mapping, Set
 from contextlib import asynccontextmanager, suppress
+from importlib import resources
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deepseek_triton_tools.gateway import own_routes, responses, tokenization
-from deepseek_triton_tools.gateway.api_route import ApiExchange, ApiRoute, ClientLeft, Handler
+from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.gateway.api_route import ApiExchange, ApiRequest, ApiRoute, ClientLeft, Handler
 from deepseek_triton_tools.gateway.chat import chat_completion
+from deepseek_triton_tools.gateway.chat_request import rendering
 from deepseek_triton_tools.gateway.completions import completion
 from deepseek_triton_tools.gateway.guard import RATE_LIMIT_HEADERS
-from deepseek_triton_tools.gateway.model_front import GatewayState
-from deepseek_triton_tools.gateway.observers import begin_record
-from deepseek_triton_tools.gateway.openai_fields import OpenAIError
+from deepseek_triton_tools.gateway.model_front import GatewayState, ModelFront
+from deepseek_triton_tools.gateway.observers import CONTENT_TYPE, begin_record
+from deepseek_triton_tools.gateway.openai_fields import (
+    OpenAIError,
+    a_list,
+    boolean,
+    given_fields,
+    invalid,
+    json_text,
+    text,
+    token_ids,
+    wrong,
+)
+from deepseek_triton_tools.gateway.responses import count_input_tokens, create_response, kept_response
 from deepseek_triton_tools.gateway.settings import GatewaySettings
+from deepseek_triton_tools.gateway.triton_call import UpstreamError
+
+
+def page_routes() -> list[Route]:
+    """The chat page at /, and one that watches the servers at /dashboard."""
+    return [_page_route("/", "index.html"), _page_route("/dashboard", "dashboard.html")]
+
+
+def _page_route(path: str, name: str) -> Route:
+    """One static file, which loads nothing else and runs no script but its own. A browser asks again by its ETag."""
+    body = resources.files("deepseek_triton_tools.gateway").joinpath("page", name).read_bytes()
+    policy = {
+        "default-src": "'none'",
+        "connect-src": "'self'",
+        "img-src": "data:",  # the icon
+        "script-src": _hashes("script", body),
+        "style-src": _hashes("style", body),
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    headers = {
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": "; ".join(f"{key} {value}" for key, value in policy.items()),
+        "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+    async def respond(request: Request) -> Response:
+        known = request.headers.get("if-none-match", "")
+        if headers["ETag"] in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers, media_type="text/html")
+
+    return Route(path, respond)
+
+
+def _hashes(tag: str, body: bytes) -> str:
+    """Allows the page's own elements of this kind, and no other."""
+    contents = re.findall(rb"<%s\b[^>]*>(.*?)</%s>" % (tag.encode(), tag.encode()), body, re.DOTALL)
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in contents)
+
+
+async def list_models(request: ApiRequest) -> None:
+    named = await request.state.named_models()
+    data = []
+    for name, model in named.items():
+        if request.caller is None or request.caller.may_use(name):
+            with suppress(UpstreamError):  # none of its servers has been up yet
+                data.append(await _entry(name, model))
+    await request.exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
+
+
+async def one_model(request: ApiRequest) -> None:
+    name, model = await request.state.model(request.exchange.path_parameters["model"], request.caller)
+    await request.exchange.respond(200, msgspec.json.encode(await _entry(name, model)))
+
+
+async def health(request: ApiRequest) -> None:
+    """The gateway itself runs."""
+    await request.exchange.respond(200, b"{}")
+
+
+async def ready(request: ApiRequest) -> None:
+    """Some model has a server that takes requests. One that has none is no reason to take the others' gateway away."""
+    servers = [server for model in request.state.models for server in model.fleet.servers()]
+    if not any(server.state == "up" for server in servers):
+        raise OpenAIError(
+            503, f"none of {len(servers)} servers is up", kind="server_error", code="unavailable", retry_after_s=1.0
+        )
+    await request.exchange.respond(200, b"{}")
+
+
+async def fleet(request: ApiRequest) -> None:
+    """Every server as it is now, for the dashboard. With several workers, as the one that answers sees it."""
+    if not _is_admin(request):
+        message = "this API key may not see the servers: expected one with admin=yes in the file of keys"
+        raise OpenAIError(403, message, code="not_an_admin")
+    models = [
+        {"model": model.known_name, "servers": [dataclasses.asdict(server) for server in model.fleet.servers()]}
+        for model in request.state.models
+    ]
+    answer = {"workers": request.state.settings.workers, "models": models}
+    await request.exchange.respond(200, msgspec.json.encode(answer))
+
+
+async def metrics(request: ApiRequest) -> None:
+    servers = [(server.url, server.state == "up") for model in request.state.models for server in model.fleet.servers()]
+    body = request.state.observers.metrics(servers, names=_is_admin(request))
+    await request.exchange.respond(200, body, media_type=CONTENT_TYPE.encode())
+
+
+def _is_admin(request: ApiRequest) -> bool:
+    """Whether addresses of servers and names of keys may be told. On a path that needs no key, whoever has an unknown
+    one is a stranger: it may be meant for a proxy."""
+    guard, caller, headers = request.state.guard, request.caller, request.exchange.request_headers
+    if guard is None:
+        return True
+    if caller is None:
+        with suppress(OpenAIError):
+            caller = guard.check(headers)
+    return caller is not None and caller.admin
+
+
+async def version(request: ApiRequest) -> None:
+    await request.exchange.respond(200, msgspec.json.encode({"version": __version__}))
+
+
+async def _entry(name: str, model: ModelFront) -> dict[str, object]:
+    info = await model.info()
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "deepseek-triton",
+        "root": info.checkpoint,
+        "parent": None,
+        "max_model_len": info.max_seq_len,
+        "thinking_switch": info.thinking_switch,
+    }
+
+
+# Tokens, as vLLM has them, and as evaluation programs ask for them.
+
+_TOKENIZE = frozenset({"model", "prompt", "messages", "add_special_tokens", "return_token_strs"})
+_OF_MESSAGES = frozenset({"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"})
+_MOST_TEXTS = 1024
+"""The model's server tells the text of one token at a time."""
+
+
+def _refuse_unknown(given: Mapping[str, object], known: Set[str]) -> None:
+    if unknown := given.keys() - known:
+        raise invalid(f"unknown field {min(unknown)!r:.80}.", param=min(unknown)[:80], code="unknown_parameter")
+
+
+async def tokenize(request: ApiRequest) -> None:
+    given = given_fields(request.document)
+    _refuse_unknown(given, _TOKENIZE | _OF_MESSAGES)
+    if ("prompt" in given) == ("messages" in given):
+        raise invalid("expected prompt or messages, and one of them.", param="prompt")
+    inputs: dict[str, object] = {"task": "tokenize", "text_input": text("prompt", given.get("prompt", ""))}
+    if "messages" in given:
+        inputs |= rendering(given, a_list("messages", given["messages"]), a_list("tools", given.get("tools", [])))
+    elif useless := given.keys() & _OF_MESSAGES:
+        raise invalid(f"{min(useless)}: expected beside messages only, got it beside prompt.", param=min(useless))
+    if "add_special_tokens" in given:
+        special = boolean("add_special_tokens", given["add_special_tokens"])
+        inputs["sampling_parameters"] = json_text({"add_special_tokens": special})
+    has_texts = boolean("return_token_strs", given.get("return_token_strs", False))
+    _, model = await request.model(text("model", given.get("model", "")))
+    ids = (await model.ask(inputs)).get("output_ids", [])
+    tokens = [int(str(one)) for one in (ids if isinstance(ids, list) else [ids])]  # one value is the value itself
+    info = await model.info()
+    document = {
+        "count": len(tokens),
+        "max_model_len": info.max_seq_len,
+        "tokens": tokens,
+        "token_strs": await _token_texts(model, tokens) if has_texts else None,
+    }
+    await request.exchange.respond(200, msgspec.json.encode(document))
+
+
+async def _token_texts(model: ModelFront, tokens: list[int]) -> list[str]:
+    different = list(dict.fromkeys(tokens))
+    if len(different) > _MOST_TEXTS:
+        raise wrong("return_token_strs", f"a prompt of at most {_MOST_TEXTS} different tokens", len(different))
+    texts = dict(zip(different, await model.texts_of([[token] for token in different]), strict=True))
+    return [texts[token] for token in tokens]
+
+
+async def detokenize(request: ApiRequest) -> None:
+    given = given_fields(request.document)
+    _refuse_unknown(given, {"model", "tokens"})
+    tokens = token_ids("tokens", given.get("tokens"))
+    _, model = await request.model(text("model", given.get("model", "")))
+    prompt = (await model.texts_of([tokens]))[0] if tokens else ""
+    await request.exchange.respond(200, msgspec.json.encode({"prompt": prompt}))
+
+
+async def tokenizer_info(request: ApiRequest) -> None:
+    _, model = await request.model("")
+    info = await model.info()
+    document = {
+        "tokenizer_class": "LlamaTokenizerFast",
+        "chat_template": info.chat_template,
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "pad_token": info.pad_token,
+        "vocab_size": info.vocab_size,
+        "model_max_length": info.max_seq_len,
+    }
+    await request.exchange.respond(200, msgspec.json.encode(document))
+
 
 _POST: dict[str, Handler] = {
     "/v1/chat/completions": chat_completion,
     "/v1/completions": completion,
-    "/v1/responses": responses.create_response,
-    "/v1/responses/input_tokens": responses.count_input_tokens,
-    "/tokenize": tokenization.tokenize,
-    "/detokenize": tokenization.detokenize,
+    "/v1/responses": create_response,
+    "/v1/responses/input_tokens": count_input_tokens,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
 }
 _GET: dict[str, Handler] = {
-    "/v1/models": own_routes.list_models,
-    "/v1/models/{model:path}": own_routes.one_model,
-    "/tokenizer_info": tokenization.tokenizer_info,
-    "/fleet": own_routes.fleet,
+    "/v1/models": list_models,
+    "/v1/models/{model:path}": one_model,
+    "/tokenizer_info": tokenizer_info,
+    "/fleet": fleet,
 }
 _KEPT = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/{part}")
 _OPEN: dict[str, Handler] = {
-    "/health": own_routes.health,
-    "/ready": own_routes.ready,
-    "/health/ready": own_routes.ready,
-    "/version": own_routes.version,
+    "/health": health,
+    "/ready": ready,
+    "/health/ready": ready,
+    "/version": version,
     # Triton's own paths, so that what watches Triton servers can watch a gateway.
-    "/v2/health/live": own_routes.health,
-    "/v2/health/ready": own_routes.ready,
-    "/v2/models/{model}/ready": own_routes.ready,
+    "/v2/health/live": health,
+    "/v2/health/ready": ready,
+    "/v2/models/{model}/ready": ready,
 }
 """Paths that are asked without a key, by probes."""
 _NO_ROUTE = "other"
@@ -72,11 +287,11 @@ def create_app(settings: GatewaySettings) -> ASGIApp:
 
     add(_POST, "POST", reads_body=True)
     add(_GET, "GET")
-    add(dict.fromkeys(_KEPT, responses.kept_response), "GET", "POST", "DELETE")
+    add(dict.fromkeys(_KEPT, kept_response), "GET", "POST", "DELETE")
     add(_OPEN, "GET", needs_key=False)
-    add({"/metrics": own_routes.metrics}, "GET", needs_key=settings.metrics_need_key)
+    add({"/metrics": metrics}, "GET", needs_key=settings.metrics_need_key)
     if settings.page:
-        routes += own_routes.page_routes()
+        routes += page_routes()
     router = Router(routes, lifespan=lifespan)
 
     # The class Starlette would put two layers of its own between every chunk and the socket.
