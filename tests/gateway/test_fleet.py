@@ -12,7 +12,7 @@ from deepseek_triton_tools.gateway import fleet as fleet_module
 from deepseek_triton_tools.gateway import fleet_member
 from deepseek_triton_tools.gateway.fleet import Fleet
 from deepseek_triton_tools.gateway.routing import rendezvous_score
-from deepseek_triton_tools.gateway.server_sources import ServerAddress, SourceError, parse_source
+from deepseek_triton_tools.gateway.settings import ServerAddress, SourceError, parse_source
 from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
 
 URLS = A, B, C = [f"http://server-{number}:8000" for number in range(3)]

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from deepseek_triton_tools.gateway.server_sources import (
+from deepseek_triton_tools.gateway.settings import (
     ServerAddress,
     SourceError,
     parse_address,

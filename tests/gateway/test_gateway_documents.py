@@ -6,6 +6,7 @@ import pytest
 
 from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS
+from deepseek_triton_tools.gateway.model_front import CODES
 from deepseek_triton_tools.gateway.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
 from support.documents import ROOT, read, snippets
 
@@ -41,7 +42,7 @@ def test_the_page_has_every_field():
 def test_the_page_has_every_code_of_an_error():
     """Those of the Responses API are on another page."""
     sources = "".join(path.read_text() for path in GATEWAY_SOURCES if not path.name.startswith("responses"))
-    codes = set(re.findall(r'code="([a-z_]+)"', sources))
+    codes = {*re.findall(r'code="([a-z_]+)"', sources), "bad_gateway", *(code for _, code, _ in CODES.values() if code)}
     section = read(PAGE).split("## Errors and ends\n")[1].partition("\n## ")[0]
     assert len(codes) > 10
     assert {code for code in codes if f"`{code}`" not in section} == set()

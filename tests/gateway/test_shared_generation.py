@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deepseek_triton_tools.gateway import fleet_member, shared_generation
 from deepseek_triton_tools.gateway.fleet import Fleet
-from deepseek_triton_tools.gateway.server_sources import parse_source
+from deepseek_triton_tools.gateway.settings import parse_source
 from deepseek_triton_tools.gateway.shared_generation import is_shareable
 from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
 

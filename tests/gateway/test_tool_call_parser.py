@@ -7,15 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.call_tags import (
+from deepseek_triton_tools.gateway.chat import AnswerCalls
+from deepseek_triton_tools.gateway.tool_call_parser import (
     AFTER_PARAMETER,
     CLOSINGS,
     DSML_PARAMETER_END,
     OPENINGS,
     SEPARATOR,
-)
-from deepseek_triton_tools.gateway.chat import AnswerCalls
-from deepseek_triton_tools.gateway.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,
     CallEnds,

@@ -22,7 +22,7 @@ from deepseek_triton_tools.gateway.guard import KeysFileError, parse_keys
 from deepseek_triton_tools.gateway.openai_answers import chat_logprobs, completion_logprobs
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 from deepseek_triton_tools.gateway.responses_request import read_responses_request
-from deepseek_triton_tools.gateway.server_sources import ServersFile, SourceError, parse_source
+from deepseek_triton_tools.gateway.settings import ServersFile, SourceError, parse_source
 from deepseek_triton_tools.gateway.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,

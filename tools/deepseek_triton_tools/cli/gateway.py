@@ -233,8 +233,7 @@ def _parsed(action: argparse.Action, value: object) -> Any:
 
 
 def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ModelSettings, ...]:
-    from deepseek_triton_tools.gateway.server_sources import SourceError, parse_source
-    from deepseek_triton_tools.gateway.settings import ModelSettings
+    from deepseek_triton_tools.gateway.settings import ModelSettings, SourceError, parse_source
 
     named: dict[str, list[str]] = {"": args.server} if args.server else {}
     for text in args.model or ():

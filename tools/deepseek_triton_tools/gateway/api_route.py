@@ -140,8 +140,7 @@ class ApiExchange:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_stream(self, events: bytes = b"") -> None:
-        if self._silent is not None:
-            self._silent.cancel()
+        self.close()
         await self._send({"type": "http.response.body", "body": events})
 
     async def refuse(self, error: OpenAIError) -> None:
@@ -172,8 +171,8 @@ class ApiExchange:
         self.record.status = status
         # Whoever sends the rest of a body slowly would hold the connection.
         closing = () if self._body_ended else ((b"connection", b"close"),)
-        told = [*headers, *self.headers, *closing]
-        await self._send({"type": "http.response.start", "status": status, "headers": told})
+        all_headers = [*headers, *self.headers, *closing]
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
     async def _start_events(self) -> None:
         if not self.begun:
@@ -300,10 +299,16 @@ class ApiRoute:
         if self._state.guard is not None and self._needs_key:
             caller = self._state.guard.check(exchange.request_headers)
             exchange.record.key_name = caller.name
+        body, document = b"", None
         if self._reads_body:
-            _check_type(exchange.request_headers)
-        body = await exchange.body() if self._reads_body else b""
-        document = _document(body) if self._reads_body else None
+            # Browsers send JSON to a stranger's server after asking it only, so that no page can spend tokens unasked.
+            declared = dict(exchange.request_headers).get(b"content-type", b"").decode("latin-1")
+            kind = declared.partition(";")[0].strip().lower()
+            if kind != "application/json" and not kind.endswith("+json"):
+                text = f"Content-Type: expected application/json, got {declared[:80]!r}"
+                raise OpenAIError(415, text, code="unsupported_media_type")
+            body = await exchange.body()
+            document = _document(body)
         request = ApiRequest(self._state, exchange, caller, document, len(body))
         failed = True
         try:
@@ -328,15 +333,6 @@ async def _while_client_waits(exchange: ApiExchange, work: Awaitable[None]) -> N
             working.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await working
-
-
-def _check_type(headers: list[tuple[bytes, bytes]]) -> None:
-    """Browsers send JSON to a stranger's server after asking it only, so that no page can spend tokens unasked."""
-    given = dict(headers).get(b"content-type", b"").decode("latin-1")
-    kind = given.partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        text = f"Content-Type: expected application/json, got {given[:80]!r}"
-        raise OpenAIError(415, text, code="unsupported_media_type")
 
 
 def _document(body: bytes) -> object:

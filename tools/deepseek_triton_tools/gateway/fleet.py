@@ -13,8 +13,14 @@ from urllib.parse import urlsplit
 
 from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer, ModelIdentity
 from deepseek_triton_tools.gateway.routing import choose, estimated_load
-from deepseek_triton_tools.gateway.server_sources import ServerAddress, ServerSource, SourceError, parse_source
-from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
+from deepseek_triton_tools.gateway.settings import (
+    GatewaySettings,
+    ModelSettings,
+    ServerAddress,
+    ServerSource,
+    SourceError,
+    parse_source,
+)
 from deepseek_triton_tools.gateway.shared_generation import Role, generate_shared, is_shareable
 from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
 from deepseek_triton_tools.gateway.triton_server import TritonServer

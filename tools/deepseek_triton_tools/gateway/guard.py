@@ -18,8 +18,7 @@ import re
 import secrets
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +47,11 @@ class RateBudget:
     missing_for_s: float
     """How long until the refused charge would fit; 0 where it was made."""
 
+    @classmethod
+    def of(cls, limit: int, full_in_s: float, missing_s: float) -> RateBudget:
+        remaining = limit * (1 - full_in_s / _MINUTE_S)
+        return cls(limit, max(0, int(remaining + 1e-6)), full_in_s, missing_s if missing_s > _ROUNDING_S else 0.0)
+
 
 class RateTable:
     """The budgets of all keys. Charges take the file's lock for microseconds; it ends with the process that has it."""
@@ -60,7 +64,6 @@ class RateTable:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, _NUM_ROWS * _ROW.size)
         self._rows = mmap.mmap(self._file, _NUM_ROWS * _ROW.size)
-        self._known: dict[bytes, int] = {}
 
     def close(self) -> None:
         self._rows.close()
@@ -74,53 +77,38 @@ class RateTable:
 
         force: take them even so, which may leave a debt; a negative amount gives back.
         """
-        with self._locked():
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
             now = time.monotonic()
-            offset = self._row(digest, now)
+            offset = self._row(digest)
             key, *times = _ROW.unpack_from(self._rows, offset)
             full_at = [max(now, at) for at in times] if key == digest[:16] else [now, now]
             missing_s = [
                 0.0 if limit is None or force else at + _MINUTE_S * min(amount / limit, 1) - now - _MINUTE_S
                 for at, limit, amount in zip(full_at, limits, amounts, strict=True)
             ]
-            refused = max(missing_s) > _ROUNDING_S
-            if not refused:
+            if max(missing_s) <= _ROUNDING_S:
                 full_at = [
                     at if limit is None else at + _MINUTE_S * amount / limit
                     for at, limit, amount in zip(full_at, limits, amounts, strict=True)
                 ]
                 _ROW.pack_into(self._rows, offset, digest[:16], *full_at)
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         return [
-            None if limit is None else _budget(limit, max(0.0, at - now), missing)
+            None if limit is None else RateBudget.of(limit, max(0.0, at - now), missing)
             for limit, at, missing in zip(limits, full_at, missing_s, strict=True)
         ]
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _row(self, digest: bytes, now: float) -> int:
+    def _row(self, digest: bytes) -> int:
         """The offset of the key's row, or of one that it may have."""
-        known = self._known.get(digest)
-        if known is not None and self._rows[known : known + 16] == digest[:16]:
-            return known
         first = int.from_bytes(digest[16:20], "big")
         offsets = [(first + step) % _NUM_ROWS * _ROW.size for step in range(_NUM_PROBED)]
-        mine = next((offset for offset in offsets if self._rows[offset : offset + 16] == digest[:16]), None)
-        if mine is None:
-            # The row that is full soonest. With fewer keys than rows it is full already.
-            mine = min(offsets, key=lambda offset: max(_ROW.unpack_from(self._rows, offset)[1:]))
-        self._known[digest] = mine
-        return mine
-
-
-def _budget(limit: int, full_in_s: float, missing_s: float) -> RateBudget:
-    remaining = limit * (1 - full_in_s / _MINUTE_S)
-    return RateBudget(limit, max(0, int(remaining + 1e-6)), full_in_s, missing_s if missing_s > _ROUNDING_S else 0.0)
+        for offset in offsets:
+            if self._rows[offset : offset + 16] == digest[:16]:
+                return offset
+        # The row that is full soonest. With fewer keys than rows it is full already.
+        return min(offsets, key=lambda offset: max(_ROW.unpack_from(self._rows, offset)[1:]))
 
 
 _PREFIX = "sha256:"
@@ -206,24 +194,13 @@ def _caller(fields: list[str]) -> Caller:
         raise ValueError("expected name= with at most 64 letters, digits and . _ @ + -")
     if given.get("admin", "yes") != "yes":
         raise ValueError("admin: expected yes, or no such word")
-    models = given.get("models")
-    return Caller(
-        given["name"],
-        bytes.fromhex(digest),
-        _limit(given, "requests_per_minute"),
-        _limit(given, "tokens_per_minute"),
-        None if models is None else frozenset(models.split(",")),
-        "admin" in given,
-    )
-
-
-def _limit(given: Mapping[str, str], word: str) -> int | None:
-    value = given.get(word)
-    if value is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,13}", value) or not 1 <= int(value) <= _LARGEST_LIMIT:
-        raise ValueError(f"{word}: expected a whole number from 1 to {_LARGEST_LIMIT}")
-    return int(value)
+    for word in (limits := ("requests_per_minute", "tokens_per_minute")):
+        value = given.get(word, "1")
+        if not re.fullmatch(r"[0-9]{1,13}", value) or not 1 <= int(value) <= _LARGEST_LIMIT:
+            raise ValueError(f"{word}: expected a whole number from 1 to {_LARGEST_LIMIT}")
+    requests, tokens = (int(given[word]) if word in given else None for word in limits)
+    models = frozenset(given["models"].split(",")) if "models" in given else None
+    return Caller(given["name"], bytes.fromhex(digest), requests, tokens, models, "admin" in given)
 
 
 _LOOK_S = 1.0
@@ -293,11 +270,24 @@ class Guard:
         num_prompt_tokens = num_bytes // _BYTES_A_TOKEN
         num_tokens = num_prompt_tokens + (most_tokens or 0)
         budgets = self._table.charge(caller.digest, limits, (1, num_tokens))
-        headers = _headers(budgets)
-        for unit, budget in zip(_UNITS, budgets, strict=True):
+        headers = tuple(
+            (f"x-ratelimit-{what}-{unit}".encode(), str(value).encode())
+            for unit, budget in zip(_UNITS, budgets, strict=True)
+            if budget is not None
+            for what, value in zip(_TOLD, (budget.limit, budget.remaining, _duration(budget.full_in_s)), strict=True)
+        )
+        wait_s = max(budget.missing_for_s for budget in budgets if budget is not None)
+        for unit, budget, amount in zip(_UNITS, budgets, (1, num_tokens), strict=True):
             if budget is not None and budget.missing_for_s > 0:
-                wait_s = max(one.missing_for_s for one in budgets if one is not None)
-                raise _too_many(unit, budget, 1 if unit == "requests" else num_tokens, wait_s, headers)
+                raise OpenAIError(
+                    429,
+                    f"this API key has {budget.limit} {unit} per minute: {budget.remaining} left, {amount} needed; "
+                    f"try again in {_duration(wait_s)}",
+                    kind=unit,
+                    code="rate_limit_exceeded",
+                    retry_after_s=wait_s,
+                    headers=headers,
+                )
         return Reservation(num_tokens, num_prompt_tokens, headers)
 
     def settle(self, caller: Caller, reserved: Reservation, num_used: int) -> None:
@@ -338,29 +328,6 @@ def _signature(path: Path) -> tuple[int, int, int]:
 
 def _unauthorized(message: str, code: str | None) -> OpenAIError:
     return OpenAIError(401, message, code=code, headers=((b"www-authenticate", b"Bearer"),))
-
-
-def _too_many(
-    unit: str, budget: RateBudget, num_asked: int, wait_s: float, headers: tuple[tuple[bytes, bytes], ...]
-) -> OpenAIError:
-    return OpenAIError(
-        429,
-        f"this API key has {budget.limit} {unit} per minute: {budget.remaining} left, {num_asked} needed; try again in "
-        f"{_duration(wait_s)}",
-        kind=unit,
-        code="rate_limit_exceeded",
-        retry_after_s=wait_s,
-        headers=headers,
-    )
-
-
-def _headers(budgets: Iterable[RateBudget | None]) -> tuple[tuple[bytes, bytes], ...]:
-    return tuple(
-        (f"x-ratelimit-{what}-{unit}".encode(), str(value).encode())
-        for unit, budget in zip(_UNITS, budgets, strict=True)
-        if budget is not None
-        for what, value in zip(_TOLD, (budget.limit, budget.remaining, _duration(budget.full_in_s)), strict=True)
-    )
 
 
 def _duration(seconds: float) -> str:

@@ -39,47 +39,43 @@ def log_failure(record: HandledRequest, error: UpstreamError) -> None:
         _log.warning("request %s: %r", record.request_id, str(error))
 
 
+CODES = {
+    "E_INVALID_ARGUMENT": (400, None, "{}"),
+    "E_UNSUPPORTED": (400, "unsupported_parameter", "{}"),
+    # LiteLLM and LangChain know it by these words only.
+    "E_PROMPT_TOO_LONG": (
+        400,
+        "context_length_exceeded",
+        "This model's maximum context length is exceeded (context_length_exceeded): {}",
+    ),
+    "E_OVERLOADED": (429, "overloaded", "{}"),
+    "E_UNAVAILABLE": (503, "unavailable", "no server of this model can take the request now"),
+    "E_CANCELLED": (503, "cancelled", "{}"),
+    "E_INTERNAL": (500, "internal_error", "{}"),
+}
+"""The contract's code -> the status, OpenAI's code, and the message with the server's own in it."""
+_NO_CODE = (502, "bad_gateway", "the model's server failed at this request; the gateway's log says more")
+
+
 def openai_error(error: UpstreamError, route: str) -> OpenAIError:
     """The answer to a request at `route` for which the server gave `error`."""
-    found = _openai_error(error, prompt="prompt" if route == "/v1/completions" else "messages")
-    if route == "/detokenize" and found.message.startswith("input_ids"):
-        message = "tokens" + found.message.removeprefix("input_ids")
-        return OpenAIError(found.status, message, kind=found.kind, param="tokens", code=found.code)
-    return in_own_words(found) if route.startswith("/v1/responses") else found
-
-
-def _openai_error(error: UpstreamError, *, prompt: str) -> OpenAIError:
     message = str(error)
-    match error.code:
-        case "E_INVALID_ARGUMENT":
-            return OpenAIError(400, message, param=_field_of(message))
-        case "E_UNSUPPORTED":
-            return OpenAIError(400, message, param=_field_of(message), code="unsupported_parameter")
-        case "E_PROMPT_TOO_LONG":
-            # LiteLLM and LangChain know it by these words only.
-            text = f"This model's maximum context length is exceeded (context_length_exceeded): {message}"
-            return OpenAIError(400, text, param=prompt, code="context_length_exceeded")
-        case "E_OVERLOADED":
-            return OpenAIError(
-                429, message, kind="server_error", code="overloaded", retry_after_s=error.retry_after_s or 1.0
-            )
-        case "E_UNAVAILABLE":
-            text = "no server of this model can take the request now"
-            return OpenAIError(
-                503, text, kind="server_error", code="unavailable", retry_after_s=error.retry_after_s or 1.0
-            )
-        case "E_CANCELLED":
-            return OpenAIError(503, message, kind="server_error", code="cancelled")
-        case "E_INTERNAL":
-            return OpenAIError(500, message, kind="server_error", code="internal_error")
-    text = "the model's server failed at this request; the gateway's log says more"
-    return OpenAIError(502, text, kind="server_error", code="bad_gateway")
-
-
-def _field_of(message: str) -> str | None:
-    """The field that the server's message begins with."""
-    found = _FIELD.match(message)
-    return _NAMES.get(found[1], found[1]) if found else None
+    status, code, form = CODES.get(error.code, _NO_CODE)
+    if error.code in ("E_OVERLOADED", "E_UNAVAILABLE"):
+        retry_after_s = error.retry_after_s or 1.0
+    else:
+        retry_after_s = None
+    kind = "invalid_request_error" if status == 400 else "server_error"
+    param = None
+    if error.code == "E_PROMPT_TOO_LONG":
+        param = "prompt" if route == "/v1/completions" else "messages"
+    elif status == 400:
+        named = _FIELD.match(message)  # the field that the server's message begins with
+        param = _NAMES.get(named[1], named[1]) if named else None
+        if route == "/detokenize" and message.startswith("input_ids"):
+            message, param = "tokens" + message.removeprefix("input_ids"), "tokens"
+    answer = OpenAIError(status, form.format(message), kind=kind, param=param, code=code, retry_after_s=retry_after_s)
+    return in_own_words(answer) if route.startswith("/v1/responses") else answer
 
 
 TEXTS_AT_ONCE = 32

@@ -1,9 +1,16 @@
-"""The decisions of a gateway's owner. The command line and a file fill it in."""
+"""The decisions of a gateway's owner, and where the list of servers comes from: URLs, the addresses of a DNS name, or a
+file. The command line and a file fill them in."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from deepseek_triton_tools.tool_errors import ToolError
 
 DEFAULT_PORT = 9000
 """The port of Triton's own OpenAI front end, so that clients need no change."""
@@ -67,3 +74,136 @@ class GatewaySettings:
     """Where the servers' metrics are, on the host of each. None: they are not asked for."""
     limits_file: Path | None = None
     """Where several workers count what keys use; `serve` sets it. None for one process."""
+
+
+_DNS_PREFIX = "dns+"
+_FILE_PREFIX = "file:"
+_TRITON_PORT = 8000
+"""Triton's own for HTTP."""
+_METRICS = "metrics="
+_DNS_PERIOD_S = 5.0
+_FILE_PERIOD_S = 1.0
+
+
+class SourceError(ToolError):
+    """A list of servers can't be read, or is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server is. metrics_port: on the same host, where it differs from the settings'; else None."""
+
+    url: str
+    metrics_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSource:
+    """A list of servers that may change.
+
+    name: as its owner wrote it. period_s: between two looks; None for a list that never changes. read: the list as it
+    is now; it raises SourceError where it can't be known, so that the former list is still the best.
+    """
+
+    name: str
+    period_s: float | None
+    read: Callable[[], Awaitable[Sequence[ServerAddress]]]
+
+
+def parse_source(text: str) -> ServerSource:
+    """A source as it is written in the settings. Raises SourceError."""
+    if text.startswith(_FILE_PREFIX):
+        return ServerSource(text, _FILE_PERIOD_S, ServersFile(text, Path(text.removeprefix(_FILE_PREFIX))).read)
+    if text.startswith(_DNS_PREFIX):
+        address = parse_address(text.removeprefix(_DNS_PREFIX))
+        if not address.url.startswith("http://"):
+            raise SourceError(f"expected dns+http://HOST:PORT, got {text!r}: certificates are for names, not addresses")
+        return ServerSource(text, _DNS_PERIOD_S, lambda: _addresses_of(text, address))
+    address = parse_address(text)
+
+    async def read() -> Sequence[ServerAddress]:
+        return [address]
+
+    return ServerSource(text, None, read)
+
+
+def parse_address(text: str) -> ServerAddress:
+    """A server's URL, alike however it was written. `#metrics=PORT` behind it is the port of its metrics.
+
+    Raises SourceError.
+    """
+    expected = f"expected http://HOST:PORT, perhaps with #metrics=PORT behind it, got {text!r}"
+    if "@" in text:
+        after = text.rpartition("@")[2]
+        raise SourceError(f"expected a URL without a user and a password, which headers are for, got ***@{after}")
+    try:
+        parts = urlsplit(text)
+        port = parts.port or _TRITON_PORT
+        metrics_port = int(parts.fragment.removeprefix(_METRICS)) if parts.fragment.startswith(_METRICS) else None
+    except ValueError as error:
+        raise SourceError(expected) from error
+    host = parts.hostname
+    # urlsplit silently drops line breaks.
+    if parts.scheme not in ("http", "https") or not host or parts.query or not text.isprintable():
+        raise SourceError(expected)
+    if parts.fragment and metrics_port is None:
+        raise SourceError(expected)
+    return ServerAddress(_url(parts.scheme, host, port) + parts.path.rstrip("/"), metrics_port)
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+async def _addresses_of(name: str, address: ServerAddress) -> Sequence[ServerAddress]:
+    """Each address of a name, such as the pods of a headless Kubernetes service."""
+    parts = urlsplit(address.url)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(str(parts.hostname), parts.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise SourceError(f"{name}: its addresses can't be looked up: {error}") from error
+    hosts = sorted({str(endpoint[0]) for *_, endpoint in found})
+    return [
+        ServerAddress(_url("http", host, int(parts.port or 0)) + parts.path, address.metrics_port) for host in hosts
+    ]
+
+
+class ServersFile:
+    """A file with a URL in each line; # begins a comment.
+
+    A changed list counts when two looks found the same, so that one that is half written does not.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._name = name
+        self._path = path
+        self._seen: str | None = None
+        self._taken: str | None = None
+        self._addresses: list[ServerAddress] = []
+
+    async def read(self) -> Sequence[ServerAddress]:
+        try:
+            text = await asyncio.to_thread(self._path.read_text, encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise SourceError(f"{self._name}: can't be read: {error}") from error
+        is_settled = self._seen is None or text == self._seen
+        self._seen = text
+        if text != self._taken and is_settled:
+            self._addresses = self._parse(text)
+            self._taken = text
+        return self._addresses
+
+    def _parse(self, text: str) -> list[ServerAddress]:
+        addresses, problems = [], []
+        for number, line in enumerate(text.splitlines(), start=1):
+            # A URL has its metrics port behind a #, so a comment begins with one after a blank.
+            if url := "" if line.lstrip().startswith("#") else line.partition(" #")[0].strip():
+                try:
+                    addresses.append(parse_address(url))
+                except SourceError as error:
+                    problems.append(f"line {number}: {error}")
+        if problems:
+            raise SourceError(f"{self._name}: {'; '.join(problems)}")
+        if not addresses:
+            raise SourceError(f"{self._name}: expected a URL in each line, got none")
+        return addresses

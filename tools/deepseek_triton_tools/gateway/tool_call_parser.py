@@ -1,32 +1,158 @@
-"""Finds the calls in a model's answer while it streams. Their form is recognised by their tags."""
+"""Finds the calls in a model's answer while it streams. Their form is recognised by their tags.
+
+`｜` is U+FF5C and `▁` U+2581.
+
+V3, R1 (fenced):     calls begin, call begin, `function`, separator, name, newline, JSON in a fence, call end, calls end
+V3.1, V3.2-Exp:      calls begin, call begin, name, separator, JSON, call end, calls end
+V3.2 and later:      DSML, with a tag for each call and each argument
+
+Sources: the chat templates of DeepSeek-V3-0324, R1-0528 and V3.1, and encoding_dsv32.py of V3.2. DSML's outer tag is
+`function_calls` in V3.2, `tool_calls` in V4 (encoding_dsv4.py) and ` calls` in V4.1 (encoding.py), whose other tags
+have a space at the same place.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from deepseek_triton_tools.gateway.call_tags import (
-    AFTER_PARAMETER,
-    CALL_BEGIN,
-    CALL_END,
-    CALLS_BEGIN,
-    CLOSINGS,
-    DSML_CALL_BEGIN,
-    DSML_CALL_END,
-    DSML_CALLS_BEGIN,
-    DSML_CALLS_END,
-    DSML_PARAMETER_BEGIN,
-    DSML_PARAMETER_END,
-    FENCED_TYPE,
-    OPENINGS,
-    SEPARATOR,
-    Incomplete,
-    JsonExtent,
-    TagReader,
-)
+CALLS_BEGIN = "<｜tool▁calls▁begin｜>"
+CALLS_END = "<｜tool▁calls▁end｜>"
+CALL_BEGIN = "<｜tool▁call▁begin｜>"
+CALL_END = "<｜tool▁call▁end｜>"
+SEPARATOR = "<｜tool▁sep｜>"
+FENCED_TYPE = "function"
+"""The word in the name's place in the fenced form."""
+
+_DSML_OUTER = ("function_calls", "tool_calls", " calls")
+_SPACES = ("", " ")
+
+DSML_CALLS_BEGIN = tuple(f"<｜DSML｜{word}>" for word in _DSML_OUTER)
+DSML_CALLS_END = tuple(f"</｜DSML｜{word}>" for word in _DSML_OUTER)
+DSML_CALL_BEGIN = tuple(f'<｜DSML｜{space}invoke name="' for space in _SPACES)
+DSML_CALL_END = tuple(f"</｜DSML｜{space}invoke>" for space in _SPACES)
+DSML_PARAMETER_BEGIN = tuple(f'<｜DSML｜{space}parameter name="' for space in _SPACES)
+DSML_PARAMETER_END = tuple(f"</｜DSML｜{space}parameter>" for space in _SPACES)
+
+AFTER_PARAMETER = DSML_PARAMETER_BEGIN + DSML_CALL_END + DSML_CALL_BEGIN + DSML_CALLS_END
+"""A parameter has ended only if its end tag is followed by one of these, so a value may have the end tag in it."""
+
+OPENINGS = (CALLS_BEGIN, CALL_BEGIN, *DSML_CALLS_BEGIN, *DSML_CALL_BEGIN)
+CLOSINGS = (CALL_END, CALLS_END, *DSML_CALL_END, *DSML_CALLS_END)
+
+
+_NO_WHITE_SPACE = re.compile(r"[^ \t\r\n]")
+
+
+class Incomplete(Exception):
+    """The next piece can't be told before there is more text."""
+
+
+class TagReader:
+    """A place in a text. `last`: no more text will come, so nothing is incomplete.
+
+    Every method gives the same result for a text as for its beginning, or raises Incomplete for the beginning.
+    """
+
+    def __init__(self, text: str, *, last: bool) -> None:
+        self.text = text
+        self.at = 0
+        self._last = last
+
+    @property
+    def ended(self) -> bool:
+        return self.at == len(self.text)
+
+    def sees(self, tags: Sequence[str]) -> str | None:
+        """Return the one of the tags that stands here. None of them may begin with another one."""
+        for tag in tags:
+            if self.text.startswith(tag, self.at):
+                return tag
+        if not self._last and len(self.text) - self.at < max(map(len, tags)):
+            rest = self.text[self.at :]
+            if any(tag.startswith(rest) for tag in tags):
+                raise Incomplete
+        return None
+
+    def takes(self, *tags: str) -> str | None:
+        """Pass the one of the tags that stands here, and return it."""
+        tag = self.sees(tags)
+        if tag is not None:
+            self.at += len(tag)
+        return tag
+
+    def next_character(self) -> str:
+        """The character that stands here; "" at the end of the whole text."""
+        if self.ended and not self._last:
+            raise Incomplete
+        return self.text[self.at : self.at + 1]
+
+    def skip_white_space(self) -> None:
+        """Pass white space up to something else, or to the end of the whole text."""
+        # Not character by character: a model that goes on writing white space is read again with each token.
+        found = _NO_WHITE_SPACE.search(self.text, self.at)
+        self.at = found.start() if found else len(self.text)
+        self.next_character()
+
+    def take_until(self, stops: str, *, limit: int) -> str | None:
+        """Pass and return the text before the first of the stops; None if it is longer than the limit or never ends."""
+        for at in range(self.at, min(len(self.text), self.at + limit + 1)):
+            if self.text[at] in stops:
+                word = self.text[self.at : at]
+                self.at = at
+                return word
+        if len(self.text) - self.at <= limit and not self._last:
+            raise Incomplete
+        return None
+
+    def take_before(self, stop: str) -> str:
+        """Pass and return the text before the stop, a single character, or all of it if there is none."""
+        start, found = self.at, self.text.find(stop, self.at)
+        self.at = len(self.text) if found < 0 else found
+        return self.text[start : self.at]
+
+
+_STOP_IN_STRING = re.compile(r'["\\]')
+_STOP_OUTSIDE = re.compile(r'["{}\[\]<]')
+
+
+class JsonExtent:
+    """Follows the brackets and strings of one value, which begins with a bracket."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def scan(self, text: str, start: int) -> int:
+        """Return where the value's part of the text ends: after its last bracket, at the end of the text, or before a
+        `<` that is not in a string, which JSON has nowhere."""
+        at = start
+        while at < len(text) and not self.closed:
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            stop = (_STOP_IN_STRING if self._in_string else _STOP_OUTSIDE).search(text, at)
+            if stop is None:
+                return len(text)
+            if stop[0] == "<":
+                return stop.start()
+            at = stop.end()
+            if stop[0] == '"':
+                self._in_string = not self._in_string
+            elif stop[0] == "\\":
+                self._escaped = True
+            else:
+                self._depth += 1 if stop[0] in "{[" else -1
+                self.closed = self._depth <= 0
+        return at
+
 
 _LONGEST_NAME = 256
 """Characters of a tool's or a parameter's name. Text without an end of the name is held back up to this length."""
@@ -98,16 +224,13 @@ class ToolCallParser:
     def end(self) -> list[ParsedPiece]:
         """Return what was held back, at the end of the answer."""
         pieces = self._parse("", last=True)
-        if self._step != self._outside:
-            pieces += self._cut_call()
-        return pieces
-
-    def _cut_call(self) -> list[ParsedPiece]:
+        if self._step == self._outside:
+            return pieces
         self._pieces = []
         if self._scalar:
             self._arguments(self._scalar)
         self._end_call(cut=self._step != self._after_json)
-        return self._pieces
+        return pieces + self._pieces
 
     def _parse(self, text: str, *, last: bool) -> list[ParsedPiece]:
         """Take steps until the text ends. A step has no effect before the text that it needs is there."""
@@ -300,27 +423,24 @@ class ToolCallParser:
             self._step = self._dsml_parameters
 
     def _dsml_parameter(self, reader: TagReader) -> bool:
+        """Pass the beginning of a parameter, and say whether there was one."""
         start = reader.at
-        if reader.takes(*DSML_PARAMETER_BEGIN):
-            name = self._quoted_name(reader)
-            kind = name is not None and reader.takes('string="true"', 'string="false"')
-            if name is not None and kind:
-                reader.skip_white_space()
-                if reader.takes(">"):
-                    self._begin_parameter(name, is_string=kind == 'string="true"')
-                    return True
-        reader.at = start
-        return False
-
-    def _begin_parameter(self, name: str, *, is_string: bool) -> None:
+        name = self._quoted_name(reader) if reader.takes(*DSML_PARAMETER_BEGIN) else None
+        kind = name is not None and reader.takes('string="true"', 'string="false"')
+        if kind:
+            reader.skip_white_space()
+        if not kind or not reader.takes(">"):
+            reader.at = start
+            return False
         self._arguments((", " if self._parameters else "{") + json.dumps(name, ensure_ascii=False) + ": ")
         self._parameters += 1
-        if is_string:
+        if kind == 'string="true"':
             self._arguments('"')
             self._step = self._string_value
         else:
             self._scalar = ""
             self._step = self._json_value
+        return True
 
     def _string_value(self, reader: TagReader) -> None:
         text, ended = self._value_text(reader)
@@ -335,7 +455,12 @@ class ToolCallParser:
         if self._scalar is not None:
             self._scalar += text
             if ended:
-                text = _checked_json(self._scalar)
+                text = self._scalar
+                try:
+                    msgspec.json.decode(text)
+                except (msgspec.DecodeError, RecursionError):
+                    # A model at times calls a string JSON.
+                    text = json.dumps(text.strip(), ensure_ascii=False)
             elif self._scalar.lstrip()[:1] in ("{", "[", '"'):
                 text = self._scalar
             else:
@@ -359,12 +484,3 @@ class ToolCallParser:
                 return "", True
         reader.at = after_bracket
         return "<", False
-
-
-def _checked_json(text: str) -> str:
-    """The text if it is JSON. A model at times calls a string JSON, so all else becomes a string."""
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return json.dumps(text.strip(), ensure_ascii=False)
-    return text
