@@ -146,16 +146,8 @@ def test_every_option_reaches_the_form():
 
 
 def test_the_form_comes_first():
-    cases = [
-        (["r1", "--with", "docker", "--dry-run"], "launch docker r1 --dry-run"),
-        (["--with=slurm", "a b", "--", "--log-verbose", "1"], "launch slurm 'a b' -- --log-verbose 1"),
-        (["r1x2", "--with", "mpirun", "--hosts", "a,b", "--ssh-setup"], "launch ssh-setup r1x2 --hosts a,b"),
-        (["r1", "--recipe", "image"], "launch recipe image r1"),
-        (["r1"], "launch docker DIR; launch --help lists the forms"),
-        (["--dry-run"], "launch docker DIR; launch --help lists the forms"),
-    ]
-    for argv, expected in cases:
-        assert refusal(*argv).endswith(f"deepseek-triton {expected}")
+    for argv in (["r1"], ["--dry-run"]):
+        assert refusal(*argv).endswith("deepseek-triton launch docker DIR; launch --help lists the forms")
 
 
 @pytest.mark.slow

@@ -11,17 +11,15 @@ import dataclasses
 import ipaddress
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
-    Verbs,
     add_json,
     add_verb,
     option,
@@ -41,80 +39,27 @@ from deepseek_triton_tools.terminal.output_streams import complain, printable, t
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:
-    from deepseek_triton_tools.launching.launch_forms import Launched, LaunchForm
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-    from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
-_GROUPS: dict[str, str] = {
-    "job": """
-        --partition NAME  default: the cluster's
-        --account NAME  default: the cluster's
-        --time LIMIT  longest run, 7-0 is 7 days (default: partition's)
-        --job-name NAME  the same as --name
-        --log FILE  log of all ranks (default: NAME-%%j.log)
-        --slurm-mpi TYPE  value of srun's --mpi (default: pmix)
-        --no-container  use no container: the nodes have tritonserver and the engine
-        --no-requeue  don't start the job again after a node has failed
-        --python PROGRAM  Python 3.10 or newer of the first node (default: python3)
-        --sbatch OPTION  another option of sbatch, such as --sbatch=--qos=high; may be repeated
-        """,
-    "storage": """
-        --claim NAME  PersistentVolumeClaim with the checkpoint
-        --checkpoint-on-nodes  every node has it at the path it has here
-        --rate SIZE  bytes read per second, as 2GB (default: 200MB)
-        --measured FILE  take the rate from FILE, the output of `warm files --json`
-        --repository-claim NAME  PersistentVolumeClaim with the repository (default: a ConfigMap)
-        --cache-claim NAME  claim for compiled kernels
-        """,
-    "pods": """
-        --namespace NAME  default: kubectl's
-        --replicas N  copies of the server (default: 1)
-        --max-replicas N  scale with the load up to N (default: don't)
-        --target N  with --max-replicas: requests at once per copy
-        --host-network  put the pods into the nodes' own network
-        --rdma NAME=N  RDMA cards of each pod, such as rdma/hca=8
-        --ssh-port PORT  port of sshd in the pods (default: 2222)
-        --scrape  annotate the pods, so that Prometheus reads their metrics
-        --node-selector LABEL=VALUE  run only on nodes with this label; may be repeated
-        --pull-secret NAME  secret for the image's registry
-        """,
-    "gateway": """
-        --gateway-image IMAGE  put OpenAI's API in front of the servers, with an image that has deepseek-triton[gateway]
-        --gateway-replicas N  copies of it (default: 2)
-        --gateway-keys NAME  secret whose entry keys is its file of API keys (default: anyone may ask)
-        """,
-    "routing and scaling": """
-        --routing  who chooses a request's server: our gateway, the Gateway API's endpoint picker, or Envoy
-        --route-parent GATEWAY  Gateway object whose requests are for these servers, as NAME or NAMESPACE/NAME
-        --picker-image IMAGE  image of the endpoint picker, for --routing epp
-        --autoscale  what follows the load up to --max-replicas: hpa needs a metrics adapter, keda KEDA (default: hpa)
-        """,
-    "pair of context and generation servers": """
-        --context-servers N  context servers of a pair's folder (default: as it was built, else 1)
-        --generation-servers N  generation servers of a pair's folder (default: as it was built, else 1)
-        """,
-    "nodes": """
-        --ssh-port PORT  port of sshd on every node (default: ssh's own)
-        --ssh-args TEXT  more arguments of ssh, as in --ssh-args='-i key'
-        """,
-    "container": """
-        --image IMAGE  image to use instead of the repository's own
-        --name NAME  name of the container, job or objects (default: by DIR)
-        --cache-dir DIR  compiled kernels (default: ~/.cache; pods: none)
-        """,
-    "server": """
-        --http-port PORT  http port (default: 8000)
-        --grpc-port PORT  grpc port (default: 8001)
-        --metrics-port PORT  metrics port (default: 8002)
-        --exit-timeout S  seconds for open requests at a stop (default: 30)
-        --ready-within S  seconds until it must be ready, 0: no limit (default: by the checkpoint's size)
-        --max-restarts N  restarts in a row when a server that was ready fails (default: 3)
-        --ready-file FILE  file that exists while the server is ready
-        --interface NAME  network interface between nodes, such as eth0
-        --env NAME=VALUE  set a variable of the server; may be repeated; it is printed, so not for secrets
-        """,
-}
-"""The options of several or of one form: an option in each line, with the name of its value, and its help."""
+_SERVER = """
+    --http-port PORT  http port (default: 8000)
+    --grpc-port PORT  grpc port (default: 8001)
+    --metrics-port PORT  metrics port (default: 8002)
+    --exit-timeout S  seconds for open requests at a stop (default: 30)
+    --ready-within S  seconds until it must be ready, 0: no limit (default: by the checkpoint's size)
+    --max-restarts N  restarts in a row when a server that was ready fails (default: 3)
+    --ready-file FILE  file that exists while the server is ready
+    --interface NAME  network interface between nodes, such as eth0
+    --env NAME=VALUE  set a variable of the server; may be repeated; it is printed, so not for secrets
+    """
+_ADDRESS = """
+    --address IP  address to listen on; 127.0.0.1: only for this machine (default: 0.0.0.0, for everybody)
+    """
+_CONTAINER = """
+    --image IMAGE  image to use instead of the repository's own
+    --name NAME  name of the container, job or objects (default: by DIR)
+    --cache-dir DIR  compiled kernels (default: ~/.cache; pods: none)
+    """
 _GPUS = """
     --gpus WHICH  a number or none; docker also takes all, 0,1 or a UUID (default: all in docker, else the plan's)
     """
@@ -129,17 +74,117 @@ _DOCKER = """
     --restart POLICY  docker's restart policy, such as unless-stopped (default: none, remove the container)
     --detach  run it in the background
     """
-_ADDRESS = """
-    --address IP  address to listen on; 127.0.0.1: only for this machine (default: 0.0.0.0, for everybody)
-    """
-_HOSTS = """
+_NODES = """
     --hosts A,B  the nodes, this one first
     --host-file FILE  the same, one a line, or as mpirun's host file
+    --ssh-port PORT  port of sshd on every node (default: ssh's own)
+    --ssh-args TEXT  more arguments of ssh, as in --ssh-args='-i key'
     """
+_PAIR = {
+    "pair of context and generation servers": """
+    --context-servers N  context servers of a pair's folder (default: as it was built, else 1)
+    --generation-servers N  generation servers of a pair's folder (default: as it was built, else 1)
+    """
+}
+_JOB = """
+    --partition NAME  default: the cluster's
+    --account NAME  default: the cluster's
+    --time LIMIT  longest run, 7-0 is 7 days (default: partition's)
+    --job-name NAME  the same as --name
+    --log FILE  log of all ranks (default: NAME-%%j.log)
+    --slurm-mpi TYPE  value of srun's --mpi (default: pmix)
+    --no-container  use no container: the nodes have tritonserver and the engine
+    --no-requeue  don't start the job again after a node has failed
+    --python PROGRAM  Python 3.10 or newer of the first node (default: python3)
+    --sbatch OPTION  another option of sbatch, such as --sbatch=--qos=high; may be repeated
+    """
+_PODS = {
+    "storage": """
+    --claim NAME  PersistentVolumeClaim with the checkpoint
+    --checkpoint-on-nodes  every node has it at the path it has here
+    --rate SIZE  bytes read per second, as 2GB (default: 200MB)
+    --measured FILE  take the rate from FILE, the output of `warm files --json`
+    --repository-claim NAME  PersistentVolumeClaim with the repository (default: a ConfigMap)
+    --cache-claim NAME  claim for compiled kernels
+    """,
+    "pods": """
+    --namespace NAME  default: kubectl's
+    --replicas N  copies of the server (default: 1)
+    --max-replicas N  scale with the load up to N (default: don't)
+    --target N  with --max-replicas: requests at once per copy
+    --host-network  put the pods into the nodes' own network
+    --rdma NAME=N  RDMA cards of each pod, such as rdma/hca=8
+    --ssh-port PORT  port of sshd in the pods (default: 2222)
+    --scrape  annotate the pods, so that Prometheus reads their metrics
+    --node-selector LABEL=VALUE  run only on nodes with this label; may be repeated
+    --pull-secret NAME  secret for the image's registry
+    """,
+    "gateway": """
+    --gateway-image IMAGE  put OpenAI's API in front of the servers, with an image that has deepseek-triton[gateway]
+    --gateway-replicas N  copies of it (default: 2)
+    --gateway-keys NAME  secret whose entry keys is its file of API keys (default: anyone may ask)
+    """,
+    "routing and scaling": """
+    --routing  who chooses a request's server: our gateway, the Gateway API's endpoint picker, or Envoy
+    --route-parent GATEWAY  Gateway object whose requests are for these servers, as NAME or NAMESPACE/NAME
+    --picker-image IMAGE  image of the endpoint picker, for --routing epp
+    --autoscale  what follows the load up to --max-replicas: hpa needs a metrics adapter, keda KEDA (default: hpa)
+    """,
+}
+_FORMS: dict[str, tuple[str, tuple[str, str], dict[str, str]]] = {
+    "local": (
+        "run it on this machine, where tritonserver and the engine are installed",
+        ("local r1 -- --log-verbose 1", "local r1 --http-port 9000 --address 127.0.0.1"),
+        {"server": _SERVER + _ADDRESS},
+    ),
+    "docker": (
+        "run it in a docker container",
+        ("docker r1 --dry-run", "docker r1 --detach --gpus 0,1"),
+        {"server": _SERVER + _ADDRESS, "container": _CONTAINER + _GPUS + _SHM_SIZE + _IPC_HOST + _DOCKER},
+    ),
+    "mpirun": (
+        "start it on several nodes by ssh, from the first of them",
+        (
+            "mpirun r1x2 --hosts node1,node2 --ssh-port 2233 --interface eth0",
+            "mpirun r1x2 --host-file hosts --submit",
+        ),
+        {"nodes": _NODES, "server": _SERVER + _ADDRESS},
+    ),
+    "slurm": (
+        "write a batch script for Slurm, or submit it",
+        ("slurm r1x2 --partition gpu --time 7-0 --submit", "slurm r1 --no-container > r1.sbatch"),
+        {"job": _JOB, **_PAIR, "container": _CONTAINER + _GPUS, "server": _SERVER + _ADDRESS},
+    ),
+    # Without an address: pods are asked at addresses of their own.
+    "kubernetes": (
+        "write manifests for Kubernetes, or apply them",
+        (
+            "kubernetes r1 --claim models --rate 2GB > r1.yaml",
+            "kubernetes r1 --checkpoint-on-nodes --max-replicas 4 --submit",
+        ),
+        {**_PODS, **_PAIR, "container": _CONTAINER + _SHM_SIZE, "server": _SERVER},
+    ),
+    "ssh-setup": (
+        "print a script that prepares mpirun's nodes: ssh keys, sshd on each, a test",
+        (
+            "ssh-setup r1x2 --hosts node1,node2 > setup.sh",
+            "ssh-setup r1x2 --host-file hosts --interface eth0 > setup.sh",
+        ),
+        {
+            "nodes": _NODES,
+            "container": _CONTAINER + _GPUS + _SHM_SIZE + _IPC_HOST,
+            "server": _SERVER + _ADDRESS,
+        },
+    ),
+}
+"""Form -> its summary, examples, and groups of options: an option in each line, with the name of its value, and help."""
+_RUN_AT_ONCE = ("local", "docker")
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.form_first = _form_first
+    verb.form_first = (
+        "expected a form, got {0[0]!r}; as in deepseek-triton launch docker DIR; launch --help lists the forms".format
+    )
     forms = verb.add_forms(
         "FORM",
         "deepseek-triton launch docker r1 --dry-run",
@@ -148,134 +193,64 @@ def add_options(verb: VerbParser) -> None:
         "exit codes: 0 done, or stopped in order; 1 failed or refused; 2 wrong command line, or a port is taken;\n"
         "4 not ready in time; else the code of what ran, 128 + N for signal N. docs/launch.md has more.",
     )
-    _add_started_forms(forms)
-    _add_printed_forms(forms)
+    for form, (summary, examples, groups) in _FORMS.items():
+        verb = add_verb(forms, form, summary)
+        verb.set_defaults(form=form, submit=form in _RUN_AT_ONCE, dry_run=form == "ssh-setup")
+        verb.runs(_start, *(f"deepseek-triton launch {example}" for example in examples))
+        verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
+        verb.add_argument("folder", metavar="DIR", help="folder that build wrote; ARGS are for tritonserver")
+        if form != "ssh-setup":
+            mode = verb.add_mutually_exclusive_group()
+            option(mode, "--dry-run", "only print what would run")
+            if form not in _RUN_AT_ONCE:
+                option(mode, "--submit", "run or submit it, instead of printing it")
+        for title, table in groups.items():
+            _add_group(verb, title, table)
+    verb = add_verb(forms, "recipe", "print a script that builds TensorRT-LLM from source, as an image or a wheel")
+    verb.set_defaults(form="recipe", submit=False, dry_run=True, environment=[])
+    verb.runs(_start, "deepseek-triton launch recipe image r1", "deepseek-triton launch recipe wheel r1")
+    verb.add_argument("kind", choices=("image", "wheel"), help="what to build")
+    verb.add_argument("folder", metavar="DIR", help="folder that build wrote")
     verb = add_verb(forms, "stop", "stop what you have started on this machine with local, mpirun or serve")
     verb.runs(_stop, "deepseek-triton launch stop r1", "deepseek-triton launch stop --all --now")
     verb.add_argument("targets", nargs="*", type=words, metavar="ID|DIR", help="from launch list, or a folder")
     option(verb, "--all", "stop everything that launch list shows")
     option(verb, "--now", "don't wait for open requests")
     verb = add_verb(forms, "list", "list what you have started on this machine with local, mpirun or serve")
-    verb.runs(_list, "deepseek-triton launch list", "deepseek-triton launch list --json")
+    verb.runs(
+        lambda args: _supervise("list", *(["--json"] if args.json else [])),
+        "deepseek-triton launch list",
+        "deepseek-triton launch list --json",
+    )
     add_json(verb, "docs/launch.md")
 
 
-def _form_first(given: list[str]) -> str:
-    """Say how `launch DIR --with FORM` is written now."""
-    old = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    old.add_argument("--with", dest="form", nargs="?")
-    old.add_argument("--recipe", nargs="?")
-    old.add_argument("--ssh-setup", action="store_true")
-    found, others = old.parse_known_args(given)
-    form = "ssh-setup" if found.ssh_setup else f"recipe {found.recipe}" if found.recipe else found.form
-    if form is None:
-        first = repr(given[0])
-        return f"expected a form, got {first}; as in deepseek-triton launch docker DIR; launch --help lists the forms"
-    return f"the form comes first: deepseek-triton launch {form} {shlex.join(others)}"
-
-
-def _add_started_forms(forms: Verbs) -> None:
-    verb = _started(
-        forms, "local", "run it on this machine, where tritonserver and the engine are installed", runs=True
-    )
-    _end(verb, "local r1 -- --log-verbose 1", "local r1 --http-port 9000 --address 127.0.0.1")
-    _add(_group(verb, "server"), _ADDRESS)
-
-    verb = _started(forms, "docker", "run it in a docker container", runs=True)
-    _end(verb, "docker r1 --dry-run", "docker r1 --detach --gpus 0,1")
-    _add(_group(verb, "server"), _ADDRESS)
-    _add(_group(verb, "container"), _GPUS + _SHM_SIZE + _IPC_HOST + _DOCKER)
-
-    verb = _started(forms, "mpirun", "start it on several nodes by ssh, from the first of them")
-    _end(
-        verb,
-        "mpirun r1x2 --hosts node1,node2 --ssh-port 2233 --interface eth0",
-        "mpirun r1x2 --host-file hosts --submit",
-    )
-    _add_hosts(verb)
-    _add(_group(verb, "server"), _ADDRESS)
-
-    verb = _started(forms, "slurm", "write a batch script for Slurm, or submit it")
-    _end(verb, "slurm r1x2 --partition gpu --time 7-0 --submit", "slurm r1 --no-container > r1.sbatch")
-    _group(verb, "job")
-    _group(verb, "pair of context and generation servers")
-    _add(_group(verb, "container"), _GPUS)
-    _add(_group(verb, "server"), _ADDRESS)
-
-    verb = _started(forms, "kubernetes", "write manifests for Kubernetes, or apply them")
-    _end(
-        verb,
-        "kubernetes r1 --claim models --rate 2GB > r1.yaml",
-        "kubernetes r1 --checkpoint-on-nodes --max-replicas 4 --submit",
-    )
-    for title in ("storage", "pods", "gateway", "routing and scaling", "pair of context and generation servers"):
-        _group(verb, title)
-    _add(_group(verb, "container"), _SHM_SIZE)
-    _group(verb, "server")  # without an address: pods are asked at addresses of their own
-
-
-def _add_printed_forms(forms: Verbs) -> None:
-    verb = add_verb(forms, "ssh-setup", "print a script that prepares mpirun's nodes: ssh keys, sshd on each, a test")
-    verb.runs(
-        _print_ssh_setup,
-        "deepseek-triton launch ssh-setup r1x2 --hosts node1,node2 > setup.sh",
-        "deepseek-triton launch ssh-setup r1x2 --host-file hosts --interface eth0 > setup.sh",
-    )
-    _add_folder(verb)
-    _add_hosts(verb)
-    _add(_group(verb, "container"), _GPUS + _SHM_SIZE + _IPC_HOST)
-    _add(_group(verb, "server"), _ADDRESS)
-    verb = add_verb(forms, "recipe", "print a script that builds TensorRT-LLM from source, as an image or a wheel")
-    verb.runs(_print_recipe, "deepseek-triton launch recipe image r1", "deepseek-triton launch recipe wheel r1")
-    verb.add_argument("kind", choices=("image", "wheel"), help="what to build")
-    verb.add_argument("folder", metavar="DIR", help="folder that build wrote")
-
-
-def _started(forms: Verbs, form: str, summary: str, *, runs: bool = False) -> VerbParser:
-    """Return a form with its folder, and the options that say whether it runs or is printed."""
-    verb = add_verb(forms, form, summary)
-    verb.set_defaults(form=form, submit=runs)
-    _add_folder(verb)
-    mode = verb.add_mutually_exclusive_group()
-    option(mode, "--dry-run", "only print what would run")
-    if not runs:
-        option(mode, "--submit", "run or submit it, instead of printing it")
-    return verb
-
-
-def _end(verb: VerbParser, *examples: str) -> None:
-    verb.runs(_start, *(f"deepseek-triton launch {example}" for example in examples))
-
-
-def _add_folder(verb: VerbParser) -> None:
-    verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
-    verb.add_argument("folder", metavar="DIR", help="folder that build wrote; ARGS are for tritonserver")
-
-
-def _add_hosts(verb: VerbParser) -> None:
-    nodes = verb.add_argument_group("nodes")
-    _add(nodes.add_mutually_exclusive_group(), _HOSTS)
-    _add(nodes, _GROUPS["nodes"])
-
-
-def _group(verb: VerbParser, title: str) -> argparse._ArgumentGroup:
+def _add_group(verb: VerbParser, title: str, table: str) -> None:
     about = "Variables of start.sh, if set, are the defaults: HTTP_PORT, EXIT_TIMEOUT and so on."
     group = verb.add_argument_group(title, about if title == "server" else None)
-    _add(group, _GROUPS[title])
-    return group
-
-
-def _add(group: argparse._ActionsContainer, table: str) -> None:
+    either = group.add_mutually_exclusive_group()
     for line in filter(None, map(str.strip, table.splitlines())):
         name, _, help_text = line.partition("  ")
         flag = name.split()[0]
-        option(group, name, help_text, _TYPES.get(flag, words), **_SETTINGS.get(flag, {}))
+        where = either if flag in ("--hosts", "--host-file") else group
+        option(where, name, help_text, _TYPES.get(flag, words), **_SETTINGS.get(flag, {}))
 
 
-def _image(text: str) -> str:
-    if re.fullmatch(r"[^\s-]\S*", text):  # docker would take a dash for an option
-        return text
-    raise argparse.ArgumentTypeError(f"expected an image's name, without blanks, got {text!r}")
+def _matching(pattern: str, expected: str) -> Callable[[str], Any]:
+    """Return the type of values that fit `pattern`: a value is the text, or the pattern's groups."""
+
+    def parse(text: str) -> Any:
+        if match := re.fullmatch(pattern, text, re.ASCII | re.DOTALL):
+            return match.groups() or text
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+
+    return parse
+
+
+# Docker would take a dash at the beginning for an option. No kind of blank is in a name.
+_image = _matching(r"(?u:[^\s-]\S*)", "an image's name, without blanks")
+_resource = _matching(r"([^=]+)=(0*[1-9]\d*)", "NAME=N, as rdma/hca=8")
+_assignment = _matching(r"([A-Za-z_]\w*)=(.*)", "NAME=VALUE")
 
 
 def _address(text: str) -> str:
@@ -286,9 +261,7 @@ def _address(text: str) -> str:
 
 
 def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    name, value = _assignment(text)
     if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):  # two names of the same
         raise argparse.ArgumentTypeError(
             f"{name}: everybody can read a command line: export HF_TOKEN, and it is handed on by its name (pods need "
@@ -298,27 +271,6 @@ def _variable(text: str) -> tuple[str, str]:
     if name in own:
         raise argparse.ArgumentTypeError(f"{name}: say it with --{own[name].replace('_', '-')}")
     return name, value
-
-
-def _label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if equals and name:
-        return name, value
-    raise argparse.ArgumentTypeError(f"expected LABEL=VALUE, got {text!r}")
-
-
-def _parent(text: str) -> tuple[str | None, str]:
-    namespace, slash, name = text.rpartition("/")
-    if name and bool(slash) == bool(namespace) and "/" not in namespace:
-        return namespace or None, name
-    raise argparse.ArgumentTypeError(f"expected NAME or NAMESPACE/NAME of a Gateway, got {text!r}")
-
-
-def _resource(text: str) -> tuple[str, int]:
-    name, _, count = text.partition("=")
-    if name and count.isdecimal() and int(count):
-        return name, int(count)
-    raise argparse.ArgumentTypeError(f"expected NAME=N, as rdma/hca=8, got {text!r}")
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {
@@ -333,9 +285,9 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "--exit-timeout": exit_timeout,
     "--address": _address,
     "--env": _variable,
-    "--node-selector": _label,
-    "--route-parent": _parent,
-    "--rdma": _resource,
+    "--node-selector": _matching("([^=]+)=(.*)", "LABEL=VALUE"),
+    "--route-parent": _matching("(?:([^/]+)/)?([^/]+)", "NAME or NAMESPACE/NAME of a Gateway"),
+    "--rdma": lambda text: (_resource(text)[0], int(_resource(text)[1])),
 }
 """Option -> type of its value; of the others it is any text that is not blank."""
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -350,66 +302,48 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-# --- What runs ---
-
-
 def _start(args: argparse.Namespace) -> int:
-    """Call it in the main thread: what is run may replace this process. Raises ToolError for all that is wrong."""
-    from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS, PAIR_FORMS
-    from deepseek_triton_tools.launching.launched_pair import is_pair, pair_of
+    """Call it in the main thread: what is run may replace this process.
 
+    :raises ToolError: with all that is wrong.
+    """
+    from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS, PAIR_FORMS, PRINTED_FORMS
+    from deepseek_triton_tools.launching.launched_pair import LaunchedPair, is_pair, pair_of
+    from deepseek_triton_tools.repository.launch_facts import LaunchFacts, facts_of
+
+    launched: LaunchFacts | LaunchedPair
     if args.form in PAIR_FORMS and is_pair(args.folder):
-        options = _options(args)
-        return _launch(args, PAIR_FORMS[args.form], pair_of(args.folder, options), options)
-    facts, options = _read(args)
-    if options.context_servers or options.generation_servers:
-        _refuse([f"--context-servers and --generation-servers are for a pair, and {args.folder} is one repository"])
-    return _launch(args, LAUNCH_FORMS[args.form], facts, options)
-
-
-def _launch(args: argparse.Namespace, form: LaunchForm[Launched], facts: Launched, options: LaunchOptions) -> int:
-    _refuse([*_same_ports(options), *form.refusals(facts, options)])
-    runs = args.submit and not args.dry_run
+        options, form = _options(args), PAIR_FORMS[args.form]
+        launched = pair_of(args.folder, options)
+    else:
+        form = {**LAUNCH_FORMS, **PRINTED_FORMS}[f"recipe {args.kind}" if args.form == "recipe" else args.form]
+        launched = facts_of(args.folder)
+        options = _options(args, launched.ranks_per_node)
+        if options.context_servers or options.generation_servers:
+            _refuse([f"--context-servers and --generation-servers are for a pair, and {args.folder} is one repository"])
+    ports = (options.http_port, options.grpc_port, options.metrics_port)
+    numbers = ", ".join(map(str, ports))
+    same = [f"HTTP, gRPC and metrics need a port each, got {numbers}"] if len(set(ports)) < len(ports) else []
+    _refuse([*same, *form.refusals(launched, options)])
+    unmet, runs = list(form.unmet_requirements(launched, options)), args.submit and not args.dry_run
+    if runs and form.program and shutil.which(form.program) is None:
+        unmet = [f"{form.program} is not on PATH: run it where it is, or see with --dry-run what would run"]
     if runs:
-        _refuse(_missing(form, facts, options), InstallationError)
-    warnings = [*_left_out(args), *form.warnings(facts, options)]
-    warnings += () if runs else form.unmet_requirements(facts, options)
-    text = form.render(facts, options)
+        _refuse(unmet, InstallationError)
+    text = form.render(launched, options)
     _check_encoding(text)
-    for line in warnings:
+    for line in (*_left_out(args), *form.warnings(launched, options), *unmet):
         complain(f"note: {line}")
     if not runs:
-        return _print(text)
-    return _feed(form.command, text) if form.command else _become(["bash", "-c", text, "launch"])
-
-
-def _print_ssh_setup(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.launching import containers, mpirun
-
-    facts, options = _read(args)
-    _refuse([*_same_ports(options), *mpirun.refusals(facts, options), *containers.invalid_options(facts, options)])
-    text = mpirun.render_setup(facts, options)
-    _check_encoding(text)
-    for line in (*_left_out(args), *mpirun.warnings(facts, options)):
-        complain(f"note: {line}")
-    return _print(text)
-
-
-def _print_recipe(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.launching import launch_forms
-    from deepseek_triton_tools.repository.launch_facts import facts_of
-
-    facts = facts_of(args.folder)
-    _refuse(launch_forms.recipe_refusals(facts))
-    return _print(launch_forms.render_recipe(args.kind, facts))
-
-
-def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
-    """Raises ToolError when the repository, a host file or a variable of start.sh is wrong."""
-    from deepseek_triton_tools.repository.launch_facts import facts_of
-
-    facts = facts_of(args.folder)
-    return facts, _options(args, facts.ranks_per_node)
+        with to_reader():
+            print(text, end="")
+        return 0
+    if not form.command:
+        _become(["bash", "-c", text, "launch"])
+    sys.stdout.flush()
+    # Its output is ours: sbatch prints the job's number, kubectl what it has made.
+    code = subprocess.run(form.command, input=text, encoding="utf-8").returncode
+    return 128 - code if code < 0 else code
 
 
 def _options(args: argparse.Namespace, ranks_per_node: int = 1) -> LaunchOptions:
@@ -442,32 +376,19 @@ def _engine_variables(args: argparse.Namespace) -> tuple[dict[str, str], list[st
     return engine_variables(os.environ, in_container=in_container)
 
 
-def _left_out(args: argparse.Namespace) -> Iterator[str]:
-    _, names = _engine_variables(args)
-    for name in (name for name in names if name not in dict(args.environment)):
-        yield (
-            f"{name} is left out, because {printable(os.environ[name])} is a path of this machine and not of the "
-            f"container: --env {name}=PATH sets it there"
-        )
+def _left_out(args: argparse.Namespace) -> list[str]:
+    return [
+        f"{name} is left out, because {printable(os.environ[name])} is a path of this machine and not of the "
+        f"container: --env {name}=PATH sets it there"
+        for name in _engine_variables(args)[1]
+        if name not in dict(args.environment)
+    ]
 
 
 def _refuse(refusals: Iterable[str], error: type[ToolError] = ToolError) -> None:
     """Raises ToolError with all of them, if there are any."""
     if wrong := list(dict.fromkeys(refusals)):
         raise error("; ".join(wrong), exit_code=1 if error is InstallationError else 2)
-
-
-def _same_ports(options: LaunchOptions) -> Iterator[str]:
-    ports = (options.http_port, options.grpc_port, options.metrics_port)
-    if len(set(ports)) < len(ports):
-        yield f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, ports))}"
-
-
-def _missing(form: LaunchForm[Launched], facts: Launched, options: LaunchOptions) -> Iterator[str]:
-    if form.program and shutil.which(form.program) is None:
-        yield f"{form.program} is not on PATH: run it where it is, or see with --dry-run what would run"
-    else:
-        yield from form.unmet_requirements(facts, options)
 
 
 def _check_encoding(text: str) -> None:
@@ -477,12 +398,6 @@ def _check_encoding(text: str) -> None:
         raise ToolError(f"expected paths and values in UTF-8, got {printable(odd[-1])}", exit_code=2)
 
 
-def _print(text: str) -> int:
-    with to_reader():
-        print(text, end="")
-    return 0
-
-
 def _become(command: list[str]) -> NoReturn:
     """Raises ToolError when it can't be run."""
     sys.stdout.flush()
@@ -490,18 +405,6 @@ def _become(command: list[str]) -> NoReturn:
         os.execvp(command[0], command)
     except OSError as error:
         raise ToolError(f"{command[0]} can't be run: {error.strerror}", exit_code=126) from error
-
-
-def _feed(command: tuple[str, ...], text: str) -> int:
-    """Run `command` on `text`. Its output is ours: sbatch prints the job's number, kubectl what it has made."""
-    sys.stdout.flush()
-    code = subprocess.run(command, input=text, encoding="utf-8").returncode
-    return 128 - code if code < 0 else code
-
-
-# --- What was started ---
-
-_ID = re.compile(r"[0-9a-f]{8}")
 
 
 def _stop(args: argparse.Namespace) -> NoReturn:
@@ -517,15 +420,11 @@ def _stop(args: argparse.Namespace) -> NoReturn:
     _refuse(
         f"{printable(target)} is neither a folder here nor an ID of eight hexadecimal digits, as launch list shows them"
         for target in ids
-        if not _ID.fullmatch(target)
+        if not re.fullmatch("[0-9a-f]{8}", target)
     )
     options = [f"--{name}" for name in ("all", "now") if getattr(args, name)]
     named = [word for folder in folders for word in ("--repository", str(Path(folder).absolute()))]
     _supervise("stop", *named, *ids, *options)
-
-
-def _list(args: argparse.Namespace) -> NoReturn:
-    _supervise("list", *(["--json"] if args.json else []))
 
 
 def _supervise(*command: str) -> NoReturn:

@@ -8,60 +8,33 @@ tensorrtllm_backend (the stage tritonrelease).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers, kubernetes, mpirun, slurm, start_script
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.launched_pair import LaunchedPair
-from deepseek_triton_tools.launching.start_script import filled
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
-_VLLM = "; vLLM is built in a container of Triton's, or by pip install vllm"
+Problems = Callable[[Any, LaunchOptions], Iterable[str]]
+"""Lines about the facts of a repository, or about a pair of them."""
 
 
-def recipe_refusals(facts: LaunchFacts) -> Iterator[str]:
-    if facts.release is None or facts.image is None:
-        otherwise = _VLLM if facts.vllm else ""
-        yield f"{facts.source} is for the {facts.engine} engine: a recipe is for TensorRT-LLM{otherwise}"
-
-
-def render_recipe(kind: str, facts: LaunchFacts) -> str:
-    """:param kind: `image` or `wheel`."""
-    values = {
-        "version": __version__,
-        "source": for_comment(facts.source),
-        "kind": kind,
-        "release": facts.release or "",
-        "image": facts.image or "",
-        "gpu": facts.gpu or "",
-        "architectures": f"{facts.sm}-real",
-    }
-    return filled(f"recipe-{kind}.sh", values)
-
-
-Launched = TypeVar("Launched", LaunchFacts, LaunchedPair)
-"""The facts about one repository, or about a pair of them."""
-Problems = Callable[[Launched, LaunchOptions], Iterable[str]]
-"""Each problem is one line."""
-
-
-def _none(facts: object, options: LaunchOptions) -> Iterable[str]:
+def _no_problems(launched: object, options: LaunchOptions) -> Iterable[str]:
     return ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchForm(Generic[Launched]):
-    render: Callable[[Launched, LaunchOptions], str]
+class LaunchForm:
+    render: Callable[[Any, LaunchOptions], str]
     """The text that starts the repository, and runs as it is. A ToolError is raised when start.sh refuses."""
-    refusals: Problems[Launched]
+    refusals: Problems
     """Reasons why the text can't be rendered."""
-    unmet_requirements: Problems[Launched] = _none
+    unmet_requirements: Problems = _no_problems
     """Things that this machine lacks to run the text."""
-    warnings: Problems[Launched] = _none
+    warnings: Problems = _no_problems
     """Things that would be wrong only if the text were run on this machine."""
     program: str | None = None
     """The program that has to be on PATH to run the text."""
@@ -69,10 +42,28 @@ class LaunchForm(Generic[Launched]):
     """The command that reads the text from standard input. Empty: the text is a script that replaces this process."""
 
 
-_SBATCH = ("sbatch", "--parsable")
-_KUBECTL = ("kubectl", "apply", "--server-side", "--filename", "-")
+def _recipe(kind: str) -> LaunchForm:
+    def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterable[str]:
+        if facts.release is None or facts.image is None:
+            otherwise = "; vLLM is built in a container of Triton's, or by pip install vllm" if facts.vllm else ""
+            yield f"{facts.source} is for the {facts.engine} engine: a recipe is for TensorRT-LLM{otherwise}"
 
-LAUNCH_FORMS: Mapping[str, LaunchForm[LaunchFacts]] = {
+    def render(facts: LaunchFacts, options: LaunchOptions) -> str:
+        values = {
+            "version": __version__,
+            "source": for_comment(facts.source),
+            "kind": kind,
+            "release": facts.release or "",
+            "image": facts.image or "",
+            "gpu": facts.gpu or "",
+            "architectures": f"{facts.sm}-real",
+        }
+        return start_script.filled(f"recipe-{kind}.sh", values)
+
+    return LaunchForm(render=render, refusals=refusals)
+
+
+LAUNCH_FORMS: Mapping[str, LaunchForm] = {
     "local": LaunchForm(
         render=start_script.render_local,
         refusals=start_script.local_refusals,
@@ -91,23 +82,28 @@ LAUNCH_FORMS: Mapping[str, LaunchForm[LaunchFacts]] = {
         warnings=mpirun.warnings,
         program="mpirun",
     ),
-    "slurm": LaunchForm(render=slurm.render, refusals=slurm.refusals, program="sbatch", command=_SBATCH),
+    "slurm": LaunchForm(
+        render=slurm.render, refusals=slurm.refusals, program="sbatch", command=("sbatch", "--parsable")
+    ),
     "kubernetes": LaunchForm(
         render=kubernetes.render,
         refusals=kubernetes.refusals,
         unmet_requirements=kubernetes.unmet_requirements,
         program="kubectl",
-        command=_KUBECTL,
+        command=("kubectl", "apply", "--server-side", "--filename", "-"),
     ),
 }
-
-PAIR_FORMS: Mapping[str, LaunchForm[LaunchedPair]] = {
-    "slurm": LaunchForm(render=slurm.render_pair, refusals=slurm.pair_refusals, program="sbatch", command=_SBATCH),
-    "kubernetes": LaunchForm(
+PAIR_FORMS: Mapping[str, LaunchForm] = {
+    "slurm": replace(LAUNCH_FORMS["slurm"], render=slurm.render_pair, refusals=slurm.pair_refusals),
+    "kubernetes": replace(
+        LAUNCH_FORMS["kubernetes"],
         render=kubernetes.render_pair,
         refusals=kubernetes.pair_refusals,
         unmet_requirements=kubernetes.pair_requirements,
-        program="kubectl",
-        command=_KUBECTL,
     ),
+}
+PRINTED_FORMS: Mapping[str, LaunchForm] = {
+    "ssh-setup": LaunchForm(render=mpirun.render_setup, refusals=mpirun.setup_refusals, warnings=mpirun.warnings),
+    "recipe image": _recipe("image"),
+    "recipe wheel": _recipe("wheel"),
 }

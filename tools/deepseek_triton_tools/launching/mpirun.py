@@ -126,6 +126,11 @@ if MPI.COMM_WORLD.rank == 0:
 """
 
 
+def setup_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    yield from refusals(facts, options)
+    yield from containers.invalid_options(facts, options)
+
+
 def render_setup(facts: LaunchFacts, options: LaunchOptions) -> str:
     """:raises ToolError: when start.sh refuses."""
     container = containers.container_name(facts, options)
