@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_tools.launching import kubernetes
-from deepseek_triton_tools.launching.kubernetes_pods import PLACEHOLDER, object_name
+from deepseek_triton_tools.launching.kubernetes_manifest import PLACEHOLDER, object_name
 from deepseek_triton_tools.launching.kubernetes_yaml import MAX_BYTES, data_lines, repository_files
 from deepseek_triton_tools.launching.launch_settings import PRE_STOP_S, LaunchOptions, StopTimes
 from deepseek_triton_tools.repository.launch_facts import facts_of

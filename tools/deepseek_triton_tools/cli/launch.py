@@ -177,7 +177,7 @@ _FORMS: dict[str, tuple[str, tuple[str, str], dict[str, str]]] = {
         },
     ),
 }
-"""Form -> its summary, examples, and groups of options: an option in each line, with the name of its value, and help."""
+"""Form -> summary, examples, and groups of options: an option in each line, with the name of its value, and help."""
 _RUN_AT_ONCE = ("local", "docker")
 
 

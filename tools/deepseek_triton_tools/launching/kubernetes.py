@@ -1,6 +1,6 @@
 """`launch kubernetes`: the limits of its options, and the manifest that they give, for one repository or for a pair.
 
-kubernetes_manifest.py writes the manifest, kubernetes_pods.py its pods; the texts are in templates/kubernetes. A pair
+kubernetes_manifest.py writes the manifest; the texts are in templates/kubernetes. A pair
 is a DisaggregatedSet, whose roles are the context and the generation servers.
 
 These facts come from kubernetes-sigs/lws at 060ab4d, api/disaggregatedset/v1 and pkg/: the controller makes a
@@ -14,24 +14,18 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from deepseek_triton_build.text import for_comment, safe_name, yaml_flow
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers, start_script
 from deepseek_triton_tools.launching.kubernetes_manifest import (
-    Manifest,
-    routing_refusals,
-    scaling_refusals,
-    sequences_at_once,
-)
-from deepseek_triton_tools.launching.kubernetes_pods import (
     MAX_INT32,
     MAX_NAME,
     NAME,
-    Pods,
+    Manifest,
     object_name,
+    sequences_at_once,
     slug_of,
 )
 from deepseek_triton_tools.launching.kubernetes_yaml import RepositoryFile, document, filled, mapping, repository_files
@@ -73,7 +67,7 @@ def files_of(facts: LaunchFacts, options: LaunchOptions) -> tuple[RepositoryFile
     return () if options.repository_claim else tuple(repository_files(facts.folder))
 
 
-def check(pods: Pods) -> None:
+def check(pods: Manifest) -> None:
     """:raises ToolError: when start.sh refuses, or a variable is set twice."""
     facts, options = pods.facts, pods.options
     hosts = {"HOSTS": ",".join(f"node{n}" for n in range(facts.nodes))} if facts.nodes > 1 else {}
@@ -145,14 +139,40 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield "--gateway-keys and --gateway-replicas are for the gateway, and without --gateway-image there is none"
     if (options.gateway_replicas or 1) > MAX_INT32:
         yield f"--gateway-replicas: expected at most {MAX_INT32}, got {safe_name(str(options.gateway_replicas))}"
-    yield from routing_refusals(options)
-    yield from scaling_refusals(options)
+    yield from _routing_refusals(options)
     if options.target is not None and options.max_replicas is None:
         yield "--target is for the autoscaler, and without --max-replicas there is none"
     if options.ready_file and not options.ready_file.is_absolute():
         yield f"--ready-file: expected an absolute path inside the container, got {safe_name(str(options.ready_file))}"
     if options.measured and options.rate:
         yield "--rate and --measured: the rate of the storage is either given or measured, not both"
+
+
+def _routing_refusals(options: LaunchOptions) -> Iterator[str]:
+    routing, gateway = options.routing, options.gateway_image
+    if routing == "gateway" and gateway is None:
+        yield "--routing gateway: name with --gateway-image an image that has deepseek-triton[gateway]"
+    if routing in ("epp", "envoy") and gateway is not None:
+        yield (
+            f"--routing {routing} and --gateway-image: the gateway chooses servers by itself: give --routing gateway, "
+            "or no --gateway-image"
+        )
+    if routing in ("epp", "envoy") and options.route_parent is None:
+        yield f"--routing {routing}: name with --route-parent the Gateway object whose requests are for these servers"
+    if routing == "epp" and options.picker_image is None:
+        yield (
+            "--routing epp: name with --picker-image an image of llm-d's endpoint picker 0.8, such as "
+            "ghcr.io/llm-d/llm-d-router-endpoint-picker:v0.8.0"
+        )
+    if routing != "epp" and options.picker_image is not None:
+        yield "--picker-image is for the endpoint picker, and without --routing epp there is none"
+    if routing is None and options.route_parent is not None:
+        yield "--route-parent is for a route, and without --routing there is none"
+    if options.autoscale and options.max_replicas in (None, options.replicas):
+        got = options.max_replicas or "none"
+        yield f"--autoscale: expected --max-replicas above --replicas ({options.replicas}), got {got}"
+    if options.autoscale == "keda" and options.namespace is None:
+        yield "--autoscale keda: name the namespace with --namespace, because KEDA looks for the servers there"
 
 
 _MAX_PAIR_NAME = 26
@@ -169,7 +189,7 @@ def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
         raise ToolError("; ".join(wrong), exit_code=2)
     name = _name(pair, options)
     roles = [
-        PairRole(
+        Manifest(
             facts=side.facts,
             options=replace(options, name=f"{name}-{side.role}", replicas=side.count),
             files=files_of(side.facts, options),
@@ -211,7 +231,7 @@ def _name(pair: LaunchedPair, options: LaunchOptions) -> str:
     return options.name or slug_of(pair.folder, _MAX_PAIR_NAME)
 
 
-def _documents(pair: LaunchedPair, options: LaunchOptions, roles: list[PairRole]) -> Iterator[str]:
+def _documents(pair: LaunchedPair, options: LaunchOptions, roles: list[Manifest]) -> Iterator[str]:
     name, (_, generation) = _name(pair, options), roles
     common = {
         "name": yaml_flow(name),
@@ -225,17 +245,17 @@ def _documents(pair: LaunchedPair, options: LaunchOptions, roles: list[PairRole]
     yield wrapped(_header(pair, options, roles)) + first
     yield from others
     for role in roles:
-        yield from role.own_documents()
+        yield from role.side_documents()
     if options.gateway_image is not None:
         yield from generation.gateway(options.gateway_image, name, _gateway_servers(roles))
 
 
-def _gateway_servers(roles: list[PairRole]) -> list[str]:
+def _gateway_servers(roles: list[Manifest]) -> list[str]:
     context, generation = (role.server_address(role.name) for role in roles)
     return ["--server", generation, "--context-server", context]
 
 
-def _header(pair: LaunchedPair, options: LaunchOptions, roles: list[PairRole]) -> str:
+def _header(pair: LaunchedPair, options: LaunchOptions, roles: list[Manifest]) -> str:
     namespace = f" --namespace {options.namespace}" if options.namespace else ""
     values = {
         "version": __version__,
@@ -255,36 +275,3 @@ def _header(pair: LaunchedPair, options: LaunchOptions, roles: list[PairRole]) -
         if role.uses_ssh
     )
     return filled("header.yaml", values | {"is_group": False, "is_pair": True}) + ssh
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairRole(Manifest):
-    """The servers of one side, and the objects that belong to them."""
-
-    role: str
-    pair: str
-    """The name of the set."""
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {
-            "app.kubernetes.io/name": "deepseek-triton",
-            "app.kubernetes.io/instance": self.pair,
-            "app.kubernetes.io/component": self.role,
-        }
-
-    def own_documents(self) -> Iterator[str]:
-        """Yield the Service and the budget."""
-        yield self.headless_service(self.name)
-        yield document("disruption-budget.yaml", self._values() | self.budget())
-
-    def _values(self) -> dict[str, Any]:
-        leaders = self.labels | {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
-        return super()._values() | {"server_labels": mapping(leaders)}
-
-    def group_values(self) -> dict[str, Any]:
-        return super().group_values() | {"role": self.role}
-
-    @property
-    def sub_path(self) -> str:
-        return f", subPath: {self.role}"  # a claim has the whole pair's folder

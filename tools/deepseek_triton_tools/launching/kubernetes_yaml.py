@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,12 @@ def document(name: str, values: Mapping[str, Any]) -> str:
 
 def mapping(values: Mapping[str, object]) -> str:
     """Write a mapping on one line. Scalars are written as JSON, which is also YAML."""
-    return "{" + ", ".join(f"{_key(key)}: {_flow(value)}" for key, value in values.items()) + "}"
-
-
-def _flow(value: object) -> str:
-    return mapping(value) if isinstance(value, Mapping) else json.dumps(value)
-
-
-def _key(key: str) -> str:
-    return key if all(c.isalnum() or c in "._/-" for c in key) and key[0].isalpha() else json.dumps(key)
+    entries = []
+    for key, value in values.items():
+        is_plain = key[0].isalpha() and all(character.isalnum() or character in "._/-" for character in key)
+        text = mapping(value) if isinstance(value, Mapping) else json.dumps(value)
+        entries.append(f"{key if is_plain else json.dumps(key)}: {text}")
+    return "{" + ", ".join(entries) + "}"
 
 
 def literal(value: str) -> str:
@@ -98,61 +95,46 @@ def _indented(lines: Iterable[str]) -> list[str]:
 def repository_files(folder: Path) -> list[RepositoryFile]:
     """Return the files in the order of their paths. Hidden files and __pycache__ are left out.
 
-    :raises RepositoryError: when a ConfigMap can't hold them all, or one can't be read.
+    :raises RepositoryError: when a ConfigMap can't hold them all, or a file or folder can't be read.
     """
-    files: list[RepositoryFile] = []
-    size, keys = 0, set[str]()
-    for path in _walk(folder):
-        try:
+    files: dict[str, RepositoryFile] = {}
+    size = 0
+    try:
+        for path in _walk(folder):
             status = path.stat()
             size += status.st_size
             if size > MAX_BYTES:
-                raise RepositoryError(_too_large(folder))
-            content = path.read_bytes()
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        name = path.relative_to(folder).as_posix()
-        key = _file_key(name, keys)
-        keys.add(key)
-        is_executable = bool(status.st_mode & 0o100)
-        files.append(RepositoryFile(path=name, key=key, content=content, is_executable=is_executable))
-    return files
+                checkpoint = any(folder.rglob("*.safetensors"))
+                without = ", or build it without the checkpoint that it holds: --model with the checkpoint's own path"
+                raise RepositoryError(
+                    f"{folder} is larger than {sized(MAX_BYTES)}, the limit of a ConfigMap: put it on a volume and "
+                    f"name its claim with --repository-claim{without if checkpoint else ''}"
+                )
+            name = path.relative_to(folder).as_posix()
+            key = re.sub(r"[^-._a-zA-Z0-9]", "_", name.replace("/", "."))
+            if key in files or len(key) > _MAX_KEY:
+                key = f"{key[: _MAX_KEY - 9]}.{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+            files[key] = RepositoryFile(
+                path=name, key=key, content=path.read_bytes(), is_executable=bool(status.st_mode & 0o100)
+            )
+    except OSError as error:
+        raise RepositoryError(f"{safe_name(str(error.filename))}: can't be read: {error.strerror}") from error
+    return list(files.values())
 
 
-def _too_large(folder: Path) -> str:
-    said = (
-        f"{folder} is larger than {sized(MAX_BYTES)}, the limit of a ConfigMap: put it on a volume and name its claim "
-        "with --repository-claim"
-    )
-    if any(folder.rglob("*.safetensors")):
-        said += ", or build it without the checkpoint that it holds: --model with the checkpoint's own path"
-    return said
-
-
-def _unreadable(path: Path, error: OSError) -> RepositoryError:
-    return RepositoryError(f"{safe_name(str(path))}: can't be read: {error.strerror}")
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """:raises RepositoryError: when a folder can't be read; its files would be missing in the pods."""
+def _walk(folder: Path) -> list[Path]:
+    """:raises OSError: when a folder can't be read; its files would be missing in the pods."""
 
     def refuse(error: OSError) -> None:
-        raise _unreadable(Path(error.filename), error) from error
+        raise error
 
-    found = []
+    paths: list[Path] = []
     for place, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-        if len(found) > MAX_BYTES:  # links lead in a circle
+        paths += [Path(place, name) for name in names if not name.startswith(".")]
+        if len(paths) > MAX_BYTES:  # links lead in a circle
             break
-    yield from sorted(found)
-
-
-def _file_key(path: str, taken: set[str]) -> str:
-    key = re.sub(r"[^-._a-zA-Z0-9]", "_", path.replace("/", "."))
-    if key in taken or len(key) > _MAX_KEY:
-        key = f"{key[: _MAX_KEY - 9]}.{hashlib.sha256(path.encode()).hexdigest()[:8]}"
-    return key
+    return sorted(paths)
 
 
 def content_hash(files: Sequence[RepositoryFile]) -> str:

@@ -66,14 +66,13 @@ class LaunchedPair:
     @property
     def what(self) -> str:
         """A line about the servers, for people."""
-        return f"{self.context.facts.model}: {' and '.join(map(_counted, self.sides))}."
-
-
-def _counted(side: PairSide) -> str:
-    servers = f"{side.count} {side.role} server" + ("s" if side.count > 1 else "")
-    nodes = f"{side.facts.nodes} nodes" if side.facts.nodes > 1 else "one node"
-    ranks = f"{side.facts.num_gpus} ranks" if side.facts.num_gpus > 1 else "one rank"
-    return f"{servers} of {ranks} on {nodes} each"
+        sides = []
+        for side in self.sides:
+            servers = f"{side.count} {side.role} server" + ("s" if side.count > 1 else "")
+            nodes = f"{side.facts.nodes} nodes" if side.facts.nodes > 1 else "one node"
+            ranks = f"{side.facts.num_gpus} ranks" if side.facts.num_gpus > 1 else "one rank"
+            sides.append(f"{servers} of {ranks} on {nodes} each")
+        return f"{self.context.facts.model}: {' and '.join(sides)}."
 
 
 def is_pair(source: str) -> bool:
@@ -98,23 +97,18 @@ def pair_of(source: str, options: LaunchOptions) -> LaunchedPair:
             f"{missing[0]}/{START_SCRIPT} is missing: copy the whole folder, or write it anew with "
             "build --profile disagg"
         )
-    given = {CONTEXT: options.context_servers, GENERATION: options.generation_servers}
-    context, generation = (
-        PairSide(role=role, facts=facts_of(os.path.join(source, role)), count=given[role] or _planned(source, role))
-        for role in SIDES
-    )
+    stamp, _ = read_stamp(Path(source), "")
+    sides = []
+    for role, count in ((CONTEXT, options.context_servers), (GENERATION, options.generation_servers)):
+        planned = stamp.values.get(f"{role}_servers")
+        default = planned if isinstance(planned, int) and planned > 0 else 1
+        sides.append(PairSide(role=role, facts=facts_of(os.path.join(source, role)), count=count or default))
+    context, generation = sides
     if wrong := list(_misfits(context, generation)):
         raise RepositoryError(
             f"{safe_name(source)}: {'; '.join(wrong)}: write both sides anew with one build --profile disagg"
         )
     return LaunchedPair(source=source, context=context, generation=generation)
-
-
-def _planned(source: str, role: str) -> int:
-    """The number of servers in the folder's own stamp; 1 without one."""
-    stamp, _ = read_stamp(Path(source), "")
-    count = stamp.values.get(f"{role}_servers")
-    return count if isinstance(count, int) and count > 0 else 1
 
 
 def _misfits(context: PairSide, generation: PairSide) -> Iterator[str]:
@@ -123,17 +117,16 @@ def _misfits(context: PairSide, generation: PairSide) -> Iterator[str]:
         other = _PROFILES.get(stamp.text("profile") or "", side.role)
         if other != side.role:
             yield f"{side.role}/ holds a {other} server, by its {MANIFEST}"
-    facts: dict[str, list[str | None]] = {
-        "models": [side.facts.model for side in (context, generation)],
-        "engines": [side.facts.engine for side in (context, generation)],
-        "releases": [side.facts.release for side in (context, generation)],
-        "variants": [stamp.text("variant") for stamp in stamps],
-        "checkpoints": [_checkpoints(side.facts) for side in (context, generation)],
-    }
-    for what, found in facts.items():
-        if found[0] != found[1]:
-            yield f"{CONTEXT}/ and {GENERATION}/ are for different {what}, {found[0]} and {found[1]}"
-
-
-def _checkpoints(facts: LaunchFacts) -> str:
-    return ", ".join(facts.serving.checkpoints) if facts.serving else "none"
+    first, second = (
+        {
+            "models": side.facts.model,
+            "engines": side.facts.engine,
+            "releases": side.facts.release,
+            "variants": stamp.text("variant"),
+            "checkpoints": ", ".join(side.facts.serving.checkpoints) if side.facts.serving else "none",
+        }
+        for side, stamp in zip((context, generation), stamps, strict=True)
+    )
+    for what, value in first.items():
+        if value != second[what]:
+            yield f"{CONTEXT}/ and {GENERATION}/ are for different {what}, {value} and {second[what]}"
