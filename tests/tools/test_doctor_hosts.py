@@ -131,7 +131,7 @@ def well(*hosts):
 
 def machine(*done):
     """Hosts -> how mpirun over them ends."""
-    runs = {" ".join(Mpirun(FakedMachine(), R1, SSH, "python3", 10).command(hosts)): end for hosts, end in done}
+    runs = {" ".join(Mpirun(FakedMachine(), "eth0", SSH, "python3", 10).command(hosts)): end for hosts, end in done}
     return FakedMachine(runs={**GOOD_RUNS, **runs})
 
 
@@ -142,7 +142,7 @@ def found_on(faked, hosts, expected=R1, ssh=SSH):
 
 
 def test_the_command_is_that_of_a_launch():
-    command = Mpirun(FakedMachine(), R1, SSH, "python3", 10).command(("a", "b"))
+    command = Mpirun(FakedMachine(), "eth0", SSH, "python3", 10).command(("a", "b"))
     words = " ".join(word for word in command if "\n" not in word)
     assert words == (
         "mpirun --allow-run-as-root --oversubscribe --bind-to none "
@@ -197,7 +197,7 @@ def test_who_is_named_among_three():
     assert found.result == "no message passes within 10 s: b and c"
     for of_c, said in [
         (NO_DAEMON, "in pairs, these fail: a and c"),
-        (well("a", "c"), "a works with each other host alone"),
+        (well("a", "c"), "a works with each other alone"),
     ]:
         faked = machine((("a", "b", "c"), NO_DAEMON), (("a", "b"), well("a", "b")), (("a", "c"), of_c))
         assert said in found_on(faked, visits("a", "b", "c")).result

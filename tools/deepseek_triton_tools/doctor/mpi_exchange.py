@@ -34,20 +34,11 @@ _NETWORK = (
 
 @dataclass(frozen=True)
 class RankExchange:
-    """The ranks' last words, one rank on each host."""
-
     hosts: Sequence[str]
     done: Done
     """How mpirun ended."""
     steps: Mapping[str, Mapping[str, Any]]
     """Host -> the last line of its rank; a host whose rank did not start has none."""
-
-    @property
-    def worked(self) -> bool:
-        return self.done.code == 0 and not self.not_joined() and not self.pairs()
-
-    def without_rank(self) -> list[str]:
-        return [host for host in self.hosts if host not in self.steps]
 
     def not_joined(self) -> list[str]:
         """Return the hosts whose rank has not come through MPI_Init."""
@@ -62,6 +53,44 @@ class RankExchange:
         }
         return [(self.hosts[first], self.hosts[second]) for first, second in sorted(missing)]
 
+    @property
+    def worked(self) -> bool:
+        return self.done.code == 0 and not self.not_joined() and not self.pairs()
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """The way in which ranks are started here."""
+
+    machine: Machine
+    interface: str | None
+    ssh: Ssh
+    python: str
+    patience_s: float
+
+    def command(self, hosts: Sequence[str]) -> list[str]:
+        words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+        words += ["-mca", "plm_rsh_args", " ".join(self.ssh.options())]
+        if self.interface:
+            for parameter in ("btl_tcp_if_include", "oob_tcp_if_include"):
+                words += ["-mca", parameter, self.interface]
+        program = [self.python, "-c", Path(exchanging_rank.__file__).read_text("utf-8")]
+        for host in hosts:
+            words += ["-n", "1", "-H", host, *program, host, str(self.patience_s), ":"]
+        return words[:-1]
+
+    def exchange(self, hosts: Sequence[str]) -> RankExchange:
+        done = self.machine.run(*self.command(hosts), timeout_s=3 * self.patience_s, environ=mpi.AS_ROOT)
+        steps = {}
+        # mpirun may join lines of different ranks, and cut one off whose rank was killed.
+        for part in done.out.split(exchanging_rank.STEP_PREFIX)[1:]:
+            try:
+                step, _ = json.JSONDecoder().raw_decode(part)
+            except ValueError:
+                continue
+            steps[step["host"]] = step
+        return RankExchange(hosts, done, steps)
+
 
 def exchange_findings(
     results: Sequence[HostResult],
@@ -75,101 +104,59 @@ def exchange_findings(
     if len(results) < 2 or (expected.engine is not None and not expected.is_tensorrt_llm):
         return
     hosts = [result.host for result in results]
-    if why_not := _why_not(results, machine, ssh):
-        finding = skipped(why_not)
+    unreached = [result.host for result in results if result.report is None]
+    kind, _ = mpi.mpi_version(machine) or ("", "")
+    if unreached:
+        finding = skipped(f"no report from {', '.join(unreached)}")
+    elif not kind:
+        finding = skipped("there is no mpirun on this machine; run doctor in the container, which has it")
+    elif kind != "Open MPI":
+        finding = skipped(f"{kind} is not Open MPI, which start.sh needs")
+    elif any(set(" '\"\\") & set(word) for word in ssh.args):
+        finding = skipped("mpirun splits --ssh-args at blanks and knows no quotes; use ~/.ssh/config instead")
     else:
-        finding = _finding(Mpirun(machine, expected, ssh, python or "python3", PATIENCE_S), hosts)
-    needs = (SERVE, MPIRUN)
+        mpirun = Mpirun(machine, expected.interface, ssh, python or "python3", PATIENCE_S)
+        exchange = mpirun.exchange(hosts)
+        finding = ok(_pairs_text(len(hosts))) if exchange.worked else _fault(mpirun, exchange, expected)
     yield Reported(
-        check="mpi-exchange", title="MPI between the hosts", host=", ".join(hosts), finding=finding, needs=needs
+        check="mpi-exchange",
+        title="MPI between the hosts",
+        host=", ".join(hosts),
+        finding=finding,
+        needs=(SERVE, MPIRUN),
     )
 
 
-def _why_not(results: Sequence[HostResult], machine: Machine, ssh: Ssh) -> str | None:
-    if unreached := [result.host for result in results if result.report is None]:
-        return f"no report from {', '.join(unreached)}"
-    installed = mpi.mpi_version(machine)
-    if installed is None:
-        return "there is no mpirun on this machine; run doctor in the container, which has it"
-    if installed[0] != "Open MPI":
-        return f"{installed[0]} is not Open MPI, which start.sh needs"
-    if any(set(" '\"\\") & set(word) for word in ssh.args):
-        return "mpirun splits --ssh-args at blanks and knows no quotes; use ~/.ssh/config instead"
-    return None
+def _pairs_text(num_hosts: int) -> str:
+    count = num_hosts * (num_hosts - 1) // 2
+    return f"{num_hosts} hosts, {count} pair{'s' if count > 1 else ''}, 1 MiB both ways"
 
 
-@dataclass(frozen=True)
-class Mpirun:
-    """The way in which ranks are started here."""
-
-    machine: Machine
-    expected: Expected
-    ssh: Ssh
-    python: str
-    patience_s: float
-
-    def command(self, hosts: Sequence[str]) -> list[str]:
-        words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-        words += ["-mca", "plm_rsh_args", " ".join(self.ssh.options())]
-        if self.expected.interface:
-            for parameter in ("btl_tcp_if_include", "oob_tcp_if_include"):
-                words += ["-mca", parameter, self.expected.interface]
-        program = [self.python, "-c", Path(exchanging_rank.__file__).read_text("utf-8")]
-        for host in hosts:
-            words += ["-n", "1", "-H", host, *program, host, str(self.patience_s), ":"]
-        return words[:-1]
-
-    def exchange(self, hosts: Sequence[str]) -> RankExchange:
-        done = self.machine.run(*self.command(hosts), timeout_s=3 * self.patience_s, environ=mpi.AS_ROOT)
-        return RankExchange(hosts, done, {step["host"]: step for step in _steps(done.out)})
-
-
-def _steps(text: str) -> Iterator[dict[str, Any]]:
-    """Parse what the ranks have written. mpirun may join lines of different ranks."""
-    for part in text.split(exchanging_rank.STEP_PREFIX)[1:]:
-        try:
-            step, _ = json.JSONDecoder().raw_decode(part)
-        except ValueError:
-            continue  # cut off, as its rank was killed
-        yield step
-
-
-def _finding(mpirun: Mpirun, hosts: Sequence[str]) -> MachineFinding:
-    exchange, expected = mpirun.exchange(hosts), mpirun.expected
-    if exchange.worked:
-        count = len(hosts) * (len(hosts) - 1) // 2
-        return ok(f"{len(hosts)} hosts, {count} pair{'s' if count > 1 else ''}, 1 MiB both ways")
+def _fault(mpirun: Mpirun, exchange: RankExchange, expected: Expected) -> MachineFinding:
     if pairs := exchange.pairs():
         result = f"no message passes within {mpirun.patience_s:g} s: {_listed(pairs)}"
         cause = "the ranks have found each other, but their data connection does not work"
         return error_or_note(expected, result, cause, _NETWORK)
-    missing, waiting = exchange.without_rank(), exchange.not_joined()
-    where = "the exchange does not end"
+    missing = [host for host in exchange.hosts if host not in exchange.steps]
+    waiting = exchange.not_joined()
+    where = f"MPI_Init does not end on {', '.join(waiting)}" if waiting else "the exchange does not end"
+    cause, fix = "the ranks have started, but don't find each other", _NETWORK
     if missing:
         where = f"no rank started on {', '.join(missing)}"
-    elif waiting:
-        where = f"MPI_Init does not end on {', '.join(waiting)}"
-    why = next((step["why"] for step in exchange.steps.values() if step["step"] == "failed"), "")
-    failure = mpi.explain(replace(exchange.done, err=f"{exchange.done.err}\n{why}"))
-    result = f"{where}; {why or mpi.failed('mpirun', exchange.done)}{_alone(mpirun, hosts)}"
-    if failure in mpi.KNOWN_FAILURES:
-        return error_or_note(expected, result, failure.cause, failure.fix)
-    if missing:
         cause = "mpirun could not start its daemon there, or the daemon can't connect back to mpirun"
         fix = f"check that mpirun and orted of the same version are on PATH there (ssh HOST which orted); {_NETWORK}"
-        return error_or_note(expected, result, cause, fix)
-    return error_or_note(expected, result, "the ranks have started, but don't find each other", _NETWORK)
-
-
-def _alone(mpirun: Mpirun, hosts: Sequence[str]) -> str:
-    """Try the first host with each other one: mpirun starts nothing anywhere if one host of several fails."""
-    first, *others = hosts
-    if len(others) < 2:
-        return ""
-    with ThreadPoolExecutor(_PAIRS_AT_ONCE) as threads:
-        worked = list(threads.map(lambda other: mpirun.exchange((first, other)).worked, others))
-    failed = [(first, other) for other, each in zip(others, worked, strict=True) if not each]
-    return f"; in pairs, these fail: {_listed(failed)}" if failed else f"; {first} works with each other host alone"
+    why = next((step["why"] for step in exchange.steps.values() if step["step"] == "failed"), "")
+    failure = mpi.explain(replace(exchange.done, err=f"{exchange.done.err}\n{why}"))
+    if failure in mpi.KNOWN_FAILURES:
+        cause, fix = failure.cause, failure.fix
+    result = f"{where}; {why or mpi.failed('mpirun', exchange.done)}"
+    first, *others = exchange.hosts
+    if len(others) > 1:  # mpirun starts nothing anywhere if one host of several fails
+        with ThreadPoolExecutor(_PAIRS_AT_ONCE) as threads:
+            worked = list(threads.map(lambda other: mpirun.exchange((first, other)).worked, others))
+        broken = [(first, other) for other, works in zip(others, worked, strict=True) if not works]
+        result += f"; in pairs, these fail: {_listed(broken)}" if broken else f"; {first} works with each other alone"
+    return error_or_note(expected, result, cause, fix)
 
 
 def _listed(pairs: Sequence[tuple[str, str]]) -> str:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 from xml.etree import ElementTree
 
 from deepseek_triton_tools.doctor.findings import VLLM, Expected
@@ -59,8 +59,7 @@ class MachineSetting:
     """Lines for a shell that set the advised value. There is none where a command can't do it."""
 
 
-@dataclass(frozen=True)
-class SettingReading:
+class SettingReading(NamedTuple):
     found: str
     is_as_advised: bool
     commands: Sequence[str] = ()
@@ -92,16 +91,15 @@ Reader: TypeAlias = Callable[[Surroundings], SettingReading]
 """May raise UnreadableError and OSError."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Advice:
+class Advice(NamedTuple):
     """The advised value of a setting, and how its present one is read."""
 
     id: str
     title: str
     advised: str
-    reason: str
-    source: str
     read: Reader
+    source: str
+    reason: str
 
 
 def read_settings(machine: Machine, expected: Expected) -> tuple[MachineSetting, ...]:
@@ -136,14 +134,14 @@ def read_settings(machine: Machine, expected: Expected) -> tuple[MachineSetting,
 def read_gpus(machine: Machine) -> tuple[Sequence[ElementTree.Element], str]:
     """Return the GPUs' elements, and why there is none."""
     done = machine.run("nvidia-smi", "-q", "-x")
+    if done.code == NOT_FOUND:
+        return [], "no nvidia-smi"
     if done.code != 0:
-        lines = (done.out + done.err).strip().splitlines()
-        return [], "no nvidia-smi" if done.code == NOT_FOUND else f"nvidia-smi -q -x: {lines[0] if lines else 'failed'}"
+        return [], f"nvidia-smi -q -x: {[*(done.out + done.err).strip().splitlines(), 'failed'][0]}"
     try:
-        gpus = ElementTree.fromstring(done.out).findall("gpu")
+        return ElementTree.fromstring(done.out).findall("gpu"), "nvidia-smi names no GPU"
     except ElementTree.ParseError as error:
         return [], f"nvidia-smi -q -x: {error}"
-    return gpus, "nvidia-smi names no GPU"
 
 
 def _told(gpu: ElementTree.Element, *paths: str) -> str | None:
@@ -367,124 +365,122 @@ def read_governor(surroundings: Surroundings) -> SettingReading:
 
 ADVICE: Sequence[Advice] = (
     Advice(
-        id="persistence",
-        title="persistence mode",
-        advised="Enabled",
-        reason="the driver unloads when the last program ends: the next start waits for it, and clock, power and "
+        "persistence",
+        "persistence mode",
+        "Enabled",
+        _switch("persistence_mode", "Enabled", "-pm 1"),
+        _BENCHMARKING,
+        "the driver unloads when the last program ends: the next start waits for it, and clock, power and "
         "boost settings are lost",
-        source=_BENCHMARKING,
-        read=_switch("persistence_mode", "Enabled", "-pm 1"),
     ),
     Advice(
-        id="clocks",
-        title="clocks",
-        advised="not held down",
-        reason="an idle GPU lowers its clocks by itself, but a clock that was locked, or heat, holds them down under "
+        "clocks",
+        "clocks",
+        "not held down",
+        read_clocks,
+        _BENCHMARKING,
+        "an idle GPU lowers its clocks by itself, but a clock that was locked, or heat, holds them down under "
         "load. Locking them at their highest value may bring on the slowdown by heat",
-        source=_BENCHMARKING,
-        read=read_clocks,
     ),
     Advice(
-        id="boost",
-        title="boost slider vboost",
-        advised="the highest value",
-        reason="it gives more of the power to the compute units; for one user on B200 TensorRT-LLM's guide names "
+        "boost",
+        "boost slider vboost",
+        "the highest value",
+        read_boost,
+        "NVIDIA/TensorRT-LLM docs: Best_perf_practice_on_DeepSeek-R1, Tune GPU clocks; perf-benchmarking",
+        "it gives more of the power to the compute units; for one user on B200 TensorRT-LLM's guide names "
         "about 8 tokens/s more. It is optional",
-        source="NVIDIA/TensorRT-LLM docs: Best_perf_practice_on_DeepSeek-R1, Tune GPU clocks; perf-benchmarking",
-        read=read_boost,
     ),
     Advice(
-        id="power",
-        title="power limit",
-        advised="the highest value",
-        reason="at the limit the driver lowers the clocks",
-        source=_BENCHMARKING,
-        read=read_power,
+        "power",
+        "power limit",
+        "the highest value",
+        read_power,
+        _BENCHMARKING,
+        "at the limit the driver lowers the clocks",
     ),
     Advice(
-        id="ecc",
-        title="ECC",
-        advised="Enabled",
-        reason="without it a flipped bit of a weight goes unnoticed. The change needs a reset of the GPU",
-        source=_MANUAL,
-        read=_switch("ecc_mode/current_ecc", "Enabled", "-e 1", "sudo nvidia-smi -r"),
+        "ecc",
+        "ECC",
+        "Enabled",
+        _switch("ecc_mode/current_ecc", "Enabled", "-e 1", "sudo nvidia-smi -r"),
+        _MANUAL,
+        "without it a flipped bit of a weight goes unnoticed. The change needs a reset of the GPU",
     ),
     Advice(
-        id="mig",
-        title="MIG",
-        advised="Disabled",
-        reason="a MIG slice has only a part of the GPU's memory, and no NVLink to other GPUs",
-        source=_MANUAL,
-        read=_switch("mig_mode/current_mig", "Disabled", "-mig 0"),
+        "mig",
+        "MIG",
+        "Disabled",
+        _switch("mig_mode/current_mig", "Disabled", "-mig 0"),
+        _MANUAL,
+        "a MIG slice has only a part of the GPU's memory, and no NVLink to other GPUs",
     ),
     Advice(
-        id="compute-mode",
-        title="compute mode",
-        advised="Default",
-        reason="in the exclusive mode one process alone may use a GPU, so that a second server, a profiler or a "
+        "compute-mode",
+        "compute mode",
+        "Default",
+        _switch("compute_mode", "Default", "-c 0"),
+        _MANUAL,
+        "in the exclusive mode one process alone may use a GPU, so that a second server, a profiler or a "
         "rehearsal fails beside the engine; Prohibited lets none",
-        source=_MANUAL,
-        read=_switch("compute_mode", "Default", "-c 0"),
     ),
     Advice(
-        id="pdl",
-        title=_PDL,
-        advised="1 before TensorRT-LLM 1.2 on Blackwell",
-        reason="a kernel starts before the previous one has ended. TensorRT-LLM turns it on by itself from 1.2; the "
+        "pdl",
+        _PDL,
+        "1 before TensorRT-LLM 1.2 on Blackwell",
+        read_pdl,
+        "NVIDIA/TensorRT-LLM release notes 1.2; Best_perf_practice_on_DeepSeek-R1, B200 min-latency",
+        "a kernel starts before the previous one has ended. TensorRT-LLM turns it on by itself from 1.2; the "
         "start.sh of a generated repository sets it where it is needed",
-        source="NVIDIA/TensorRT-LLM release notes 1.2; Best_perf_practice_on_DeepSeek-R1, B200 min-latency",
-        read=read_pdl,
     ),
     Advice(
-        id="gpu-numa",
-        title="NUMA nodes of the GPUs",
-        advised="every rank may use the CPUs of its GPU's node",
-        reason="TensorRT-LLM binds each rank to the CPUs beside its GPU by itself, unless the process is kept to other "
+        "gpu-numa",
+        "NUMA nodes of the GPUs",
+        "every rank may use the CPUs of its GPU's node",
+        read_gpu_nodes,
+        "NVIDIA/TensorRT-LLM docs: deployment-guide/configuring-cpu-affinity; pull request 9549",
+        "TensorRT-LLM binds each rank to the CPUs beside its GPU by itself, unless the process is kept to other "
         f"CPUs (docker --cpuset-cpus, Slurm, mpirun --bind-to); {_AFFINITY}=1 makes it do so",
-        source="NVIDIA/TensorRT-LLM docs: deployment-guide/configuring-cpu-affinity; pull request 9549",
-        read=read_gpu_nodes,
     ),
     Advice(
-        id="numa-balancing",
-        title="NUMA balancing",
-        advised="0",
-        reason="the kernel unmaps pages to see who uses them; the ranks are bound to nodes already",
-        source="Linux Documentation/admin-guide/sysctl/kernel.rst, numa_balancing",
-        read=read_numa_balancing,
+        "numa-balancing",
+        "NUMA balancing",
+        "0",
+        read_numa_balancing,
+        "Linux Documentation/admin-guide/sysctl/kernel.rst, numa_balancing",
+        "the kernel unmaps pages to see who uses them; the ranks are bound to nodes already",
     ),
     Advice(
-        id="rdma-irqs",
-        title="interrupts of the RDMA cards",
-        advised="on the CPUs of the card's node",
-        reason="an interrupt on another node adds a way through the link between the processors; irqbalance moves "
-        "them again",
-        source="NVIDIA MLNX_OFED user manual, Tuning for NUMA Architecture; Linux "
-        "Documentation/core-api/irq/irq-affinity.rst",
-        read=read_interrupts,
+        "rdma-irqs",
+        "interrupts of the RDMA cards",
+        "on the CPUs of the card's node",
+        read_interrupts,
+        "NVIDIA MLNX_OFED user manual, Tuning for NUMA Architecture; Linux Documentation/core-api/irq/irq-affinity.rst",
+        "an interrupt on another node adds a way through the link between the processors; irqbalance moves them again",
     ),
     Advice(
-        id="transparent-hugepages",
-        title="transparent huge pages",
-        advised="madvise or always",
-        reason="with never, programs that ask for huge pages (numpy does, for large arrays) get small ones",
-        source="Linux Documentation/admin-guide/mm/transhuge.rst; numpy docs, Global state",
-        read=read_transparent_pages,
+        "transparent-hugepages",
+        "transparent huge pages",
+        "madvise or always",
+        read_transparent_pages,
+        "Linux Documentation/admin-guide/mm/transhuge.rst; numpy docs, Global state",
+        "with never, programs that ask for huge pages (numpy does, for large arrays) get small ones",
     ),
     Advice(
-        id="hugepages",
-        title="reserved huge pages",
-        advised="none, unless another program needs them",
-        reason="reserved pages are lost to the page cache, from which the ranks read the checkpoint",
-        source="Linux Documentation/admin-guide/mm/hugetlbpage.rst",
-        read=read_reserved_pages,
+        "hugepages",
+        "reserved huge pages",
+        "none, unless another program needs them",
+        read_reserved_pages,
+        "Linux Documentation/admin-guide/mm/hugetlbpage.rst",
+        "reserved pages are lost to the page cache, from which the ranks read the checkpoint",
     ),
     Advice(
-        id="governor",
-        title="CPU governor",
-        advised="performance",
-        reason="the host works in short bursts between the GPU's steps; other governors raise the clock only once they "
+        "governor",
+        "CPU governor",
+        "performance",
+        read_governor,
+        "Linux Documentation/admin-guide/pm/cpufreq.rst",
+        "the host works in short bursts between the GPU's steps; other governors raise the clock only once they "
         "have seen a load",
-        source="Linux Documentation/admin-guide/pm/cpufreq.rst",
-        read=read_governor,
     ),
 )
