@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_tools.doctor.findings import Expected, MachineFinding
-from deepseek_triton_tools.doctor.hosts import bootstrap_command, examine_by_command
+from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, examine_by_command
 from deepseek_triton_tools.doctor.machine import HostProcess, Machine
 from deepseek_triton_tools.doctor.software import STUB
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
@@ -36,7 +36,7 @@ def renamed_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def leftovers() -> MachineFinding:
     """What doctor finds, run by a Python of its own: its ancestors are not looked at, and this test is the server's."""
-    report = examine_by_command(bootstrap_command("python3"), Expected(), host="here").report
+    report = examine_by_command(["python3", "-c", BOOTSTRAP], Expected(), host="here").report
     assert report is not None
     return next(found.finding for found in report.findings if found.check == "leftovers")
 

@@ -21,7 +21,7 @@ from deepseek_triton_tools.doctor.examine import (
     report_to_json,
 )
 from deepseek_triton_tools.doctor.findings import Expected, expected_from_json, expected_to_json
-from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, bootstrap_command, examine_by_command, pack
+from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, examine_by_command, pack
 from deepseek_triton_tools.doctor.machine import NOT_FOUND, Machine
 from deepseek_triton_tools.doctor.storage import repository_digest
 from support.faked_machine import FakedMachine
@@ -69,7 +69,7 @@ def test_an_old_python_says_so_and_another_is_looked_at():
     assert "--python" in result.findings[0].finding.fix
     # What a login prints does no harm.
     login = ["env", "PATH=/bin", "sh", "-c", 'echo "Welcome to b"; printf "no newline"; PATH=/nowhere exec "$@"', "sh"]
-    report = examine_by_command([*login, *bootstrap_command(sys.executable)], Expected(), host="here").report
+    report = examine_by_command([*login, sys.executable, "-c", BOOTSTRAP], Expected(), host="here").report
     assert report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
     assert {found.host for found in report.findings} == {"here"}
 

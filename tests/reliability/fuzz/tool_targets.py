@@ -185,8 +185,6 @@ def gpu_tables(data: bytes) -> None:
     with may_refuse(gpu_checks.NoGpusError):
         gpu_checks.gpus(machine)
         gpu_checks.health(machine)
-    gpu_checks.gpu_processes(machine)
-    gpu_checks.links(machine)
     for check in (gpu_checks.check_gpus, gpu_checks.check_memory, gpu_checks.check_health, gpu_checks.check_links):
         with may_refuse(gpu_checks.NoGpusError):
             check(machine, expected)

@@ -123,15 +123,6 @@ class InstalledGpu:
     """`[GPU is lost]` or `[GPU requires reset]` when it no longer answers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuProcess:
-    """A process that holds memory of a GPU."""
-
-    pid: int
-    name: str
-    used_mib: int | None
-
-
 def gpus(machine: Machine) -> Sequence[InstalledGpu]:
     """:raises NoGpusError: when none is seen."""
     return [
@@ -148,52 +139,6 @@ def gpus(machine: Machine) -> Sequence[InstalledGpu]:
         )
         for row in _query(machine, _BASIC)
     ]
-
-
-def error_line(machine: Machine) -> str | None:
-    """Return what nvidia-smi says, beside the rows of the GPUs it sees, about a GPU that it can't reach."""
-    done = machine.run("nvidia-smi", f"--query-gpu={','.join(_BASIC)}", _FORMAT)
-    return next((line.strip()[:_MAX_MESSAGE] for line in done.out.splitlines() if _ERROR_WORDS.search(line)), None)
-
-
-def health(machine: Machine) -> Sequence[Mapping[str, str]]:
-    """Return one mapping for each GPU: field -> value, without the fields that it doesn't tell.
-
-    :raises NoGpusError: when no GPU is seen, or the driver refuses the query.
-    """
-    fields: tuple[str, ...] = _HEALTH
-    while fields:
-        done = machine.run("nvidia-smi", f"--query-gpu={','.join(('index', *fields))}", _FORMAT)
-        unknown = _UNKNOWN_FIELD.search(done.out + done.err)
-        if done.code == 0 or unknown is None or unknown[1] not in fields:
-            break
-        fields = tuple(field for field in fields if field != unknown[1])
-    rows = _query(machine, ("index", *fields))
-    return [{name: value for name, value in row.items() if not _is_unknown(value)} for row in rows]
-
-
-def gpu_processes(machine: Machine) -> Sequence[GpuProcess]:
-    done = machine.run("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", _FORMAT)
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.out.splitlines()] if done.code == 0 else []
-    return [
-        GpuProcess(pid=int(pid), name=", ".join(name), used_mib=int(used) if used.isdecimal() else None)
-        for pid, *name, used in (row for row in rows if len(row) >= 3)
-        if pid.isdecimal()
-    ]
-
-
-def links(machine: Machine) -> Mapping[tuple[int, int], str]:
-    """Return how each two GPUs are joined: `NV18`, `PIX`, `PHB`, `SYS` and so on; {} when it doesn't tell."""
-    done = machine.run("nvidia-smi", "topo", "-m")
-    rows = [_ESCAPE.sub("", line).split() for line in done.out.splitlines()] if done.code == 0 else []
-    columns = next(([name for name in row if re.fullmatch(r"GPU\d+", name)] for row in rows if row), [])
-    return {
-        (int(row[0][3:]), int(name[3:])): link
-        for row in rows
-        if len(row) > len(columns) and row[0] in columns and row[1:] != columns[1:]
-        for name, link in zip(columns, row[1:], strict=False)
-        if int(row[0][3:]) < int(name[3:])
-    }
 
 
 def _query(machine: Machine, fields: Sequence[str]) -> Sequence[Mapping[str, str]]:
@@ -239,8 +184,10 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
         return error(models, f"the repository was made for {expected.gpu}", fix)
     if expected.uses_gpus and num_needed and len(seen_gpus) < num_needed:
         needed = f"the repository needs {num_needed} on each machine"
-        if words := error_line(machine):
-            return error(f"{models}; nvidia-smi: {words}", f"{needed}; {_LOST[0]}", _LOST[1])
+        # Beside the rows of the GPUs that it sees, nvidia-smi speaks of one that it can't reach.
+        out = machine.run("nvidia-smi", f"--query-gpu={','.join(_BASIC)}", _FORMAT).out
+        if lines := [line.strip() for line in out.splitlines() if _ERROR_WORDS.search(line)]:
+            return error(f"{models}; nvidia-smi: {lines[0][:_MAX_MESSAGE]}", f"{needed}; {_LOST[0]}", _LOST[1])
         fix = "make all of them visible (docker --gpus all, NVIDIA_VISIBLE_DEVICES), or build again with fewer --gpus"
         return error(models, needed, fix)
     old = [gpu for gpu in seen_gpus if is_before(gpu.compute_capability, _OLDEST_CAPABILITY)]
@@ -317,7 +264,7 @@ def check_memory(machine: Machine, expected: Expected) -> MachineFinding:
     if not used:
         return ok("free")
     result = f"{sum(gpu.used_mib for gpu in used)} MiB of {_listed([gpu.index for gpu in used])} held"
-    cause, fix = _who_holds_memory(machine, gpu_processes(machine))
+    cause, fix = _who_holds_memory(machine)
     if expected.uses_gpus and any(gpu.used_mib > _MUCH * gpu.memory_mib for gpu in used):
         return error(result, cause, fix)
     return warning_or_note(expected, result, cause, fix)
@@ -327,25 +274,45 @@ def _listed(indices: Iterable[int | str]) -> str:
     return "GPU " + ", ".join(map(str, indices))
 
 
-def _who_holds_memory(machine: Machine, processes: Sequence[GpuProcess]) -> tuple[str, str]:
+def _who_holds_memory(machine: Machine) -> tuple[str, str]:
     """Return cause and fix."""
-    if not processes:
+    done = machine.run("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", _FORMAT)
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.out.splitlines()] if done.code == 0 else []
+    launches = {process.pid: process.launch for process in machine.processes()}
+    described, ids, others = [], set(), []
+    for pid, *name, used in (row for row in rows if len(row) >= 3 and row[0].isdecimal()):
+        launch = launches.get(int(pid))
+        size = f"{used} MiB" if used.isdecimal() else "memory"
+        described.append(f"{pid} ({', '.join(name)}) {size}" + (f", of launch {launch}" if launch else ""))
+        if launch:
+            ids.add(launch)
+        else:
+            others.append(pid)
+    if not described:
         return (
             "no process is seen that holds it: it belongs to another container or another user, or was killed and has "
             "not gone yet",
             "look on the host: nvidia-smi, fuser -v /dev/nvidia*; nvidia-smi -r -i N frees memory that nobody holds",
         )
-    launches = {process.pid: process.launch for process in machine.processes()}
-    described = []
-    for process in processes:
-        launch = launches.get(process.pid)
-        size = f"{process.used_mib} MiB" if process.used_mib is not None else "memory"
-        described.append(f"{process.pid} ({process.name}) {size}" + (f", of launch {launch}" if launch else ""))
-    ids = sorted({launch for process in processes if (launch := launches.get(process.pid))})
-    others = [str(process.pid) for process in processes if not launches.get(process.pid)]
-    fixes = [f"deepseek-triton launch stop {' '.join(ids)}"] if ids else []
+    fixes = [f"deepseek-triton launch stop {' '.join(sorted(ids))}"] if ids else []
     fixes += [f"end {', '.join(others)}"] if others else []
     return "; ".join(described), f"if nobody needs them: {'; '.join(fixes)}"
+
+
+def health(machine: Machine) -> Sequence[Mapping[str, str]]:
+    """Return one mapping for each GPU: field -> value, without the fields that it doesn't tell.
+
+    :raises NoGpusError: when no GPU is seen, or the driver refuses the query.
+    """
+    fields: tuple[str, ...] = _HEALTH
+    while fields:
+        done = machine.run("nvidia-smi", f"--query-gpu={','.join(('index', *fields))}", _FORMAT)
+        unknown = _UNKNOWN_FIELD.search(done.out + done.err)
+        if done.code == 0 or unknown is None or unknown[1] not in fields:
+            break
+        fields = tuple(field for field in fields if field != unknown[1])
+    rows = _query(machine, ("index", *fields))
+    return [{name: value for name, value in row.items() if not _is_unknown(value)} for row in rows]
 
 
 def check_health(machine: Machine, expected: Expected) -> MachineFinding:
@@ -394,12 +361,21 @@ def check_mig(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_links(machine: Machine, expected: Expected) -> MachineFinding:
+    """Check how each two GPUs are joined: `NV18`, `PIX`, `PHB`, `SYS` and so on."""
     if len(gpus(machine)) < 2:
         return skipped("one GPU")
-    joined = links(machine)
-    if not joined:
+    done = machine.run("nvidia-smi", "topo", "-m")
+    rows = [_ESCAPE.sub("", line).split() for line in done.out.splitlines()] if done.code == 0 else []
+    columns = next(([name for name in row if re.fullmatch(r"GPU\d+", name)] for row in rows if row), [])
+    kinds = Counter(
+        link
+        for row in rows
+        if len(row) > len(columns) and row[0] in columns and "X" in row  # unlike in the heading
+        for name, link in zip(columns, row[1:], strict=False)
+        if int(row[0][3:]) < int(name[3:])
+    )
+    if not kinds:
         return skipped("nvidia-smi topo -m says nothing")
-    kinds = Counter(joined.values())
     result = ", ".join(f"{count} pair{'s' if count > 1 else ''} {link}" for link, count in sorted(kinds.items()))
     if all(link.startswith("NV") for link in kinds):
         return ok(result)

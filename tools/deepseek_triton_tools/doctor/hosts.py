@@ -28,7 +28,6 @@ from deepseek_triton_tools.doctor.findings import (
     MPIRUN,
     SERVE,
     Expected,
-    MachineFinding,
     Reported,
     error,
     expected_to_json,
@@ -97,56 +96,40 @@ _KNOWN_MESSAGES = (
 """Words on standard error -> cause and fix; the first that fits counts."""
 
 
-@dataclass(frozen=True)
-class SharedFact:
-    """A fact of HostReport.facts that must have one value on all hosts."""
-
-    fact: str
-    cause: str
-    fix: str = _SAME_CONTAINER
-    is_error: bool = True
-    """Whether a difference is an error with a repository for an engine on GPUs; else it is a warning."""
-
-
-SHARED_FACTS: Sequence[SharedFact] = (
-    SharedFact(
-        "TensorRT-LLM", "the ranks talk to each other in the engine's own messages, which change between releases"
+# Fact of HostReport.facts that must have one value on all hosts -> cause, fix.
+SHARED_FACTS: Mapping[str, tuple[str, str]] = {
+    "TensorRT-LLM": (
+        "the ranks talk to each other in the engine's own messages, which change between releases",
+        _SAME_CONTAINER,
     ),
-    SharedFact(
-        "vLLM",
+    "vLLM": (
         "the nodes of an instance exchange pickled objects of one program",
         "use the same container, or the same environment, on every host",
     ),
-    SharedFact("container", "all ranks must run the same program"),
-    SharedFact("Python", "the ranks exchange pickled objects, which need the same minor version", is_error=False),
-    SharedFact(
-        "MPI",
+    "container": ("all ranks must run the same program", _SAME_CONTAINER),
+    "Python": ("the ranks exchange pickled objects, which need the same minor version", _SAME_CONTAINER),
+    "MPI": (
         "mpirun and its daemons on the other hosts must have the same version",
         f"{_SAME_CONTAINER}, or install the same Open MPI",
     ),
-    SharedFact("mpi4py", "the ranks exchange pickled objects", "install the same version", is_error=False),
-    SharedFact(
-        "GPUs",
+    "mpi4py": ("the ranks exchange pickled objects", "install the same version"),
+    "GPUs": (
         "the slowest GPU sets the pace, and every rank gets the same share of memory",
         "use hosts with the same GPUs, all of them visible",
     ),
-    SharedFact(
-        "GPU driver",
-        "NVLink and NCCL are tested with one driver on all hosts",
-        "install the same driver",
-        is_error=False,
-    ),
-    SharedFact(
-        "repository",
+    "GPU driver": ("NVLink and NCCL are tested with one driver on all hosts", "install the same driver"),
+    "repository": (
         "every rank reads its own copy of model.yaml and of the backend",
         "copy it again (rsync -a --delete), or put it on a shared file system",
     ),
-    SharedFact(
-        "checkpoint index",
+    "checkpoint index": (
         "every rank reads its own copy of the weights",
         "copy it again, or put it on a shared file system",
     ),
-)
+}
+_ONLY_WARN = ("Python", "mpi4py", "GPU driver")
+_ALWAYS_ERRORS = ("repository", "checkpoint index")
+"""Of the other facts a difference is an error with a repository for an engine on GPUs, else a warning."""
 
 
 def compare(reports: Sequence[HostReport], expected: Expected) -> Iterator[Reported]:
@@ -168,25 +151,19 @@ def compare(reports: Sequence[HostReport], expected: Expected) -> Iterator[Repor
             )
             finding = error(f"{'; '.join(same)} are the same machine", cause, "name each machine once")
         yield Reported(check="machines", title="machines", host=all_hosts, finding=finding, needs=_NEEDS)
-    for shared in SHARED_FACTS:
-        values = {report.host: report.facts.get(shared.fact, _UNKNOWN) for report in reports}
-        if set(values.values()) == {_UNKNOWN}:
+    for fact, (cause, fix) in SHARED_FACTS.items():
+        hosts_of: dict[str, list[str]] = {}
+        for report in reports:
+            hosts_of.setdefault(report.facts.get(fact, _UNKNOWN), []).append(report.host)
+        if [*hosts_of] == [_UNKNOWN]:
             continue
-        title = f"{shared.fact}, on every host"
-        name = shared.fact.lower().replace(" ", "-")
-        finding = _compare_values(shared, values, expected)
-        yield Reported(check=f"same-{name}", title=title, host=all_hosts, finding=finding, needs=_NEEDS)
-
-
-def _compare_values(shared: SharedFact, values: Mapping[str, str], expected: Expected) -> MachineFinding:
-    if len(set(values.values())) == 1:
-        return ok(next(iter(values.values())))
-    hosts_of: dict[str, list[str]] = {}
-    for host, value in values.items():
-        hosts_of.setdefault(value, []).append(host)
-    result = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in hosts_of.items())
-    is_error = shared.is_error and (expected.uses_gpus or shared.fact in ("repository", "checkpoint index"))
-    return (error if is_error else warning)(result, shared.cause, shared.fix)
+        finding = ok(next(iter(hosts_of)))
+        if len(hosts_of) > 1:
+            result = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in hosts_of.items())
+            is_error = fact in _ALWAYS_ERRORS or (expected.uses_gpus and fact not in _ONLY_WARN)
+            finding = (error if is_error else warning)(result, cause, fix)
+        check, title = f"same-{fact.lower().replace(' ', '-')}", f"{fact}, on every host"
+        yield Reported(check=check, title=title, host=all_hosts, finding=finding, needs=_NEEDS)
 
 
 def clock(report: HostReport, asked_at: float, answered_at: float) -> Reported:
@@ -271,7 +248,7 @@ def examine_hosts(
     def examine_host(host: str) -> HostResult:
         if is_here(host, machine):
             return examine_here(machine, expected, host=host, python=python)
-        return examine_by_command(ssh.command(host, bootstrap_command(python or "python3")), expected, host=host)
+        return examine_by_command(ssh.command(host, [python or "python3", "-c", BOOTSTRAP]), expected, host=host)
 
     with ThreadPoolExecutor(min(_MAX_CONNECTIONS, max(1, len(hosts)))) as threads:
         return list(threads.map(examine_host, hosts))
@@ -283,19 +260,14 @@ def examine_here(machine: Machine, expected: Expected, *, host: str, python: str
     :param python: another Python that runs the checks, instead of this one.
     """
     if python is not None:
-        return examine_by_command(bootstrap_command(python), expected, host=host, needs=tuple(CAPABILITIES))
+        return examine_by_command([python, "-c", BOOTSTRAP], expected, host=host, needs=tuple(CAPABILITIES))
     return HostResult(host=host, report=examine(machine, expected, host=host), findings=())
 
 
 def examine_through(through: Sequence[str], expected: Expected, *, python: str | None) -> HostResult:
     """Examine by a command that runs another command, for example in a container."""
-    command = [*through, *bootstrap_command(python or "python3")]
+    command = [*through, python or "python3", "-c", BOOTSTRAP]
     return examine_by_command(command, expected, host=shlex.join(through), needs=tuple(CAPABILITIES))
-
-
-def bootstrap_command(python: str) -> list[str]:
-    """Return the command that takes the zip of the checks on its standard input and prints the report."""
-    return [python, "-c", BOOTSTRAP]
 
 
 def examine_by_command(
@@ -327,7 +299,10 @@ def examine_by_command(
     lines = done.stdout.decode(errors="replace").splitlines()
     line = next((line for line in lines if line.startswith(REPORT_PREFIX)), None)
     if line is None:
-        return unreached(*_why_no_report(done, command))
+        said = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        how = f"{command[0]} ended with {done.returncode}"
+        known = (why for words, *why in _KNOWN_MESSAGES if any(words in line for line in said))
+        return unreached(said[-1] if said else how, *next(known, [how, "run the command by hand"]))
     try:
         report = report_from_json(line.removeprefix(REPORT_PREFIX))
     except ValueError as problem:
@@ -338,16 +313,6 @@ def examine_by_command(
     reached = Reported(check="reached", title="reached", host=host, finding=ok("without a password"))
     findings = (reached, clock(report, asked_at, answered_at)) if command[0] == "ssh" else ()
     return HostResult(host=host, report=report, findings=findings)
-
-
-def _why_no_report(done: subprocess.CompletedProcess[bytes], command: Sequence[str]) -> tuple[str, str, str]:
-    """Return result, cause and fix."""
-    lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    result = lines[-1] if lines else f"{command[0]} ended with {done.returncode}"
-    for words, cause, fix in _KNOWN_MESSAGES:
-        if any(words in line for line in lines):
-            return result, cause, fix
-    return result, f"{command[0]} ended with {done.returncode}", "run the command by hand"
 
 
 def parse_host_file(text: str) -> list[str]:
