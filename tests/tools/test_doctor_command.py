@@ -17,7 +17,7 @@ from deepseek_triton_tools.doctor.examine import CHECKS
 from deepseek_triton_tools.doctor.expected_of_repository import expected_of
 from deepseek_triton_tools.doctor.findings import CAPABILITIES
 from deepseek_triton_tools.doctor.machine import NOT_FOUND, Done, Machine, Python
-from deepseek_triton_tools.doctor.versions import KNOWN_BAD
+from deepseek_triton_tools.doctor.software import KNOWN_BAD
 from support.faked_machine import FakedMachine
 
 ROOT = Path(__file__).parents[2]

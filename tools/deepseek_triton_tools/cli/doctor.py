@@ -179,18 +179,12 @@ def _examine(args: argparse.Namespace, machine: Machine, expected: Expected, ssh
 
 def _host_findings(hosts: Sequence[str], machine: Machine, expected: Expected) -> Iterator[Reported]:
     """Check that there are as many hosts as the repository takes, and that this machine is the first."""
-    name, needs = machine.hostname, (SERVE, MPIRUN)
+    name, findings = machine.hostname, []
     if hosts and expected.uses_gpus and len(hosts) != expected.num_nodes:
-        finding = error(
-            f"{len(hosts)} of them: {', '.join(hosts)}",
-            f"the repository takes {expected.num_nodes}",
-            "name as many, or build again with other --gpus",
-        )
-        yield Reported(check="hosts", title="hosts", host=name, finding=finding, needs=needs)
+        cause, fix = f"the repository takes {expected.num_nodes}", "name as many, or build again with other --gpus"
+        findings.append(error(f"{len(hosts)} of them: {', '.join(hosts)}", cause, fix))
     if hosts and not is_here(hosts[0], machine):
-        finding = note(
-            f"this machine ({name}) is not {hosts[0]}, the first of them",
-            "start.sh and launch mpirun run on the first of the hosts",
-            f"run them on {hosts[0]}",
-        )
-        yield Reported(check="hosts", title="hosts", host=name, finding=finding, needs=needs)
+        cause, fix = "start.sh and launch mpirun run on the first of the hosts", f"run them on {hosts[0]}"
+        findings.append(note(f"this machine ({name}) is not {hosts[0]}, the first of them", cause, fix))
+    for finding in findings:
+        yield Reported(check="hosts", title="hosts", host=name, finding=finding, needs=(SERVE, MPIRUN))

@@ -9,6 +9,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from deepseek_triton_tools.doctor import gpu, launches, mpi, software, storage, system
@@ -118,10 +119,8 @@ def examine(
         settings = read_settings(machine, expected)
         return HostReport(host=host, findings=(), facts={}, began=began, ended=machine.time(), settings=settings)
     findings = tuple(
-        Reported(
-            check=check.id, title=check.title, host=host, finding=_run(check, machine, expected), needs=check.needs
-        )
-        for check in checks
+        Reported(check=one.id, title=one.title, host=host, finding=_run(one, machine, expected), needs=one.needs)
+        for one in checks
     )
     facts = _facts(machine, expected)
     return HostReport(host=host, findings=findings, facts=facts, began=began, ended=machine.time())
@@ -144,14 +143,16 @@ def _run(check: MachineCheck, machine: Machine, expected: Expected) -> MachineFi
 
 def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
     packages = machine.python.packages
+    facts = {
+        "Python": machine.python.version,
+        "TensorRT-LLM": packages.get("tensorrt_llm"),
+        "vLLM": packages.get("vllm"),
+        "container": software.container_tag(machine),
+        "mpi4py": packages.get("mpi4py"),
+        "MPI": " ".join(mpi.mpi_version(machine) or ()),
+    }
     sources: Mapping[str, Callable[[], str | None]] = {
         MACHINE: lambda: f"{machine.hostname}, boot {machine.read(_BOOT_ID).strip()}",
-        "Python": lambda: machine.python.version,
-        "TensorRT-LLM": lambda: packages.get("tensorrt_llm"),
-        "vLLM": lambda: packages.get("vllm"),
-        "container": lambda: software.container_tag(machine),
-        "mpi4py": lambda: packages.get("mpi4py"),
-        "MPI": lambda: " ".join(mpi.mpi_version(machine) or ()),
         "GPUs": lambda: gpu.gpu_models(gpu.gpus(machine)),
         "GPU driver": lambda: gpu.driver_version(machine),
         "repository": lambda: (
@@ -161,12 +162,9 @@ def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
         ),
         "checkpoint index": lambda: storage.index_digest(machine, expected),
     }
-    facts = {}
     for name, source in sources.items():
-        try:
-            facts[name] = source() or ""
-        except (OSError, gpu.NoGpusError):  # a check has reported it
-            facts[name] = ""
+        with suppress(OSError, gpu.NoGpusError):  # a check has reported it
+            facts[name] = source()
     return {name: value for name, value in facts.items() if value}
 
 

@@ -20,8 +20,7 @@ from deepseek_triton_tools.doctor.findings import (
     warning_or_note,
 )
 from deepseek_triton_tools.doctor.machine import NOT_FOUND, Done, Machine
-from deepseek_triton_tools.doctor.software import container_tag
-from deepseek_triton_tools.doctor.versions import is_before
+from deepseek_triton_tools.doctor.software import container_tag, is_before
 
 _FORMAT = "--format=csv,noheader,nounits"
 _BASIC = (

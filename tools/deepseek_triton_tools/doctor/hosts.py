@@ -52,7 +52,6 @@ SENT = (
     *("__init__.py", "_version.py", "pages.py", "tool_errors.py", "host", "doctor/__init__.py"),
     *("doctor/examine.py", "doctor/findings.py", "doctor/gpu.py", "doctor/launches.py", "doctor/machine.py"),
     *("doctor/mpi.py", "doctor/software.py", "doctor/storage.py", "doctor/system.py", "doctor/tuning.py"),
-    "doctor/versions.py",
 )
 _NEEDED = "Python 3.10 or newer is needed"
 # Code for `python3 -c`, which takes the zip on its standard input. The zip is kept in memory (memfd_create(2)).

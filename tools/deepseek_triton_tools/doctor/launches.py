@@ -61,7 +61,7 @@ def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:
         return warning("; ".join(problems), cause, "; ".join(fixes))
     if regions:
         cause = "the launch has ended, or it belongs to another user or container and can't be seen from here"
-        names = sorted({_launch_of(name) for name in regions})
+        names = sorted(set(regions))
         paths = " ".join(f"{SHM}/{_REGION_PREFIX}{name}_*" for name in names[:_MOST_NAMED])
         more = f", and of {len(names) - _MOST_NAMED} more launches" if len(names) > _MOST_NAMED else ""
         return note(f"{len(regions)} regions in {SHM}", cause, f"if none of these launches runs: rm {paths}{more}")
@@ -71,10 +71,6 @@ def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:
 
 def _counted(members: Sequence[HostProcess]) -> str:
     return "1 process" if len(members) == 1 else f"{len(members)} processes"
-
-
-def _launch_of(region: str) -> str:
-    return region.removeprefix(_REGION_PREFIX).partition("_")[0]
 
 
 def _supervises(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> bool:
@@ -127,8 +123,8 @@ def _ancestors(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> Itera
         process = above
 
 
-def _unused_regions(machine: Machine, processes: Sequence[HostProcess]) -> Sequence[str]:
-    """Return the names of /dev/shm/deepseek_triton_<launch>_* whose launches don't run.
+def _unused_regions(machine: Machine, processes: Sequence[HostProcess]) -> list[str]:
+    """Return the launch of each /dev/shm/deepseek_triton_<launch>_* whose launch doesn't run.
 
     `serve` has no launch tag in its environment, but its server and its stubs have the beginning of the name on their
     command lines, which every user may read.
@@ -139,10 +135,11 @@ def _unused_regions(machine: Machine, processes: Sequence[HostProcess]) -> Seque
         return []
     running = {process.launch for process in processes}
     lines = [" ".join(process.command) for process in processes]
+    launches = [name.removeprefix(_REGION_PREFIX).partition("_")[0] for name in names]
     return [
-        name
-        for name in names
-        if _launch_of(name) not in running and not any(f"{_REGION_PREFIX}{_launch_of(name)}_" in line for line in lines)
+        launch
+        for launch in launches
+        if launch not in running and not any(f"{_REGION_PREFIX}{launch}_" in line for line in lines)
     ]
 
 

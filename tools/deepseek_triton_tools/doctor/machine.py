@@ -214,10 +214,20 @@ class Machine:
                 address, _, _, scope, _, name = line.split()
                 if scope != "20":
                     v6.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)))
-        return [
-            Interface(name=name, is_up=_is_up(name), addresses=(*_v4_address(name), *v6.get(name, ())))
-            for _, name in socket.if_nameindex()
-        ]
+        interfaces = []
+        for _, name in socket.if_nameindex():
+            v4, flags = [], 0
+            with contextlib.suppress(OSError, ValueError):
+                flags = int(Path("/sys/class/net", name, "flags").read_text(), 16)
+            with (
+                socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket,
+                contextlib.suppress(OSError),  # no IPv4 address
+            ):
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                v4 = [socket.inet_ntoa(answer[20:24])]
+            is_up = bool(flags & _IFF_UP)
+            interfaces.append(Interface(name=name, is_up=is_up, addresses=(*v4, *v6.get(name, ()))))
+        return interfaces
 
     def resolve(self, host: str) -> Sequence[str]:
         """Return the host's addresses; OSError when it has none."""
@@ -278,22 +288,6 @@ def _run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -
 
 def _content(descriptor: int) -> str:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
-
-
-def _is_up(interface: str) -> bool:
-    try:
-        return bool(int(Path("/sys/class/net", interface, "flags").read_text(), 16) & _IFF_UP)
-    except (OSError, ValueError):
-        return False
-
-
-def _v4_address(interface: str) -> Iterator[str]:
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket,
-        contextlib.suppress(OSError),
-    ):  # no IPv4 address
-        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        yield socket.inet_ntoa(answer[20:24])
 
 
 def _processes() -> Iterator[HostProcess]:

@@ -17,7 +17,7 @@ from deepseek_triton_tools.doctor.findings import (
     warning,
 )
 from deepseek_triton_tools.doctor.machine import Done, Machine
-from deepseek_triton_tools.doctor.versions import version_numbers
+from deepseek_triton_tools.doctor.software import version_numbers
 
 _DEADLINE_S = 5
 AS_ROOT = {"OMPI_ALLOW_RUNAS_ROOT": "1", "OMPI_ALLOW_RUNAS_ROOT_CONFIRM": "1"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from deepseek_triton_tools.doctor.findings import (
     VLLM,
@@ -16,13 +18,6 @@ from deepseek_triton_tools.doctor.findings import (
     warning,
 )
 from deepseek_triton_tools.doctor.machine import Machine
-from deepseek_triton_tools.doctor.versions import (
-    CONTAINER,
-    BadCombination,
-    find_bad_combinations,
-    is_before,
-    version_numbers,
-)
 from deepseek_triton_tools.host.preflight import NEWEST_PYTHON, OLDEST_GLIBC, OLDEST_PYTHON
 from deepseek_triton_tools.host.tritonserver import CONTAINER_BINARY
 from deepseek_triton_tools.pages import install_extra
@@ -38,6 +33,101 @@ _TORCH_S = 120
 _LOCALE = "C.UTF-8"
 # CUDA's version (TensorRT-LLM examples/models/core/deepseek_v3/README.md, DeepGEMM).
 _OLDEST_NVCC = "12.3"
+CONTAINER = "container"
+"""Key of the Triton container's tag, among the names of distributions."""
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers; () when there are none."""
+    match = re.match(r"[v=]?(\d+(?:\.\d+)*)", version.strip())
+    return tuple(map(int, match[1].split("."))) if match else ()
+
+
+def is_before(version: str, other: str) -> bool:
+    """Return whether `version` is older than `other`, by numbers; False when it has none. 4.1.9a1 counts as 4.1.9."""
+    mine, theirs = version_numbers(version), version_numbers(other)
+    length = max(len(mine), len(theirs))
+    if not mine:
+        return False
+    padded, bound = (each + (0,) * (length - len(each)) for each in (mine, theirs))
+    # Two candidates are compared: 1.3.0rc13 is before 1.3.0rc14, and 1.3.0 is not.
+    candidates = [re.search(r"rc(\d+)", text) for text in (version, other)]
+    if padded == bound and candidates[0] and candidates[1]:
+        return int(candidates[0][1]) < int(candidates[1][1])
+    return padded < bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadCombination:
+    versions: Mapping[str, tuple[str, str]]
+    """Distribution -> its versions, from the first on and older than the second; "" for no limit. All of them must be
+    present at once."""
+    what: str
+    """The failure, in words."""
+    fix: str
+    source: str
+    stops_the_load: bool = True
+    fixed_by_start_sh: bool = False
+    """Whether the start.sh of a generated repository works around it."""
+
+    def is_in(self, versions: Mapping[str, str]) -> bool:
+        """:param versions: distribution -> the version that is installed."""
+        for name, (since, before) in self.versions.items():
+            version = versions.get(name, "")
+            if not version_numbers(version) or (since and is_before(version, since)):
+                return False
+            if before and not is_before(version, before):
+                return False
+        return True
+
+
+# Combinations of what is read from the installed packages. mpi.py judges Open MPI, because only mpirun
+# tells its version.
+KNOWN_BAD: Sequence[BadCombination] = (
+    BadCombination(
+        versions={"openai": ("", "1.108.1"), "tensorrt_llm": ("1.2.0", "1.3.0")},
+        what="openai lacks PartReasoningText, which every worker of TensorRT-LLM imports: no model loads",
+        fix="start it by the start.sh of a generated repository, which supplies the name, or "
+        "pip install 'openai>=1.108.1'",
+        source="triton-inference-server/tutorials, Qwen2.5-VL guide, containers 26.03 to 26.07; openai-python d296d858",
+        fixed_by_start_sh=True,
+    ),
+    BadCombination(
+        versions={"cuda-python": ("13", ""), "tensorrt_llm": ("", "1.0.1")},
+        what="`import tensorrt_llm` ends with ImportError: cannot import name 'cuda' from 'cuda'",
+        fix="pip install 'cuda-python>=12,<13'",
+        source="ai-dynamo/dynamo pull request 2379, NVIDIA/TensorRT-LLM pull request 6703; seen with 1.0.0rc4",
+    ),
+    BadCombination(
+        versions={"transformers": ("5", ""), "tensorrt_llm": ("", "1.3.0rc14")},
+        what="TensorRT-LLM imports AutoModelForVision2Seq, which transformers 5 no longer has",
+        fix="pip install the transformers version that TensorRT-LLM pins (4.x)",
+        source="NVIDIA/TensorRT-LLM issue 13822, seen with 1.3.0rc13; it is assumed that older releases import it "
+        "too and later ones don't (pull request 14456 of that repository)",
+    ),
+    BadCombination(
+        versions={"mpi4py": ("", "4"), "tensorrt_llm": ("0.13.0", "0.15.0")},
+        what="this TensorRT-LLM is built against mpi4py 4: with mpi4py 3 `import tensorrt_llm` hangs",
+        fix="install mpi4py 4, built against the MPI that mpirun belongs to",
+        source="NVIDIA/TensorRT-LLM issues 2286 and 2172",
+    ),
+    BadCombination(
+        versions={"tensorrt_llm": ("1.0.3", "1.0.4")},
+        what="this build exists in container 25.11 only; nothing public says which keys it takes, so no repository is "
+        "made for it",
+        fix="use container 25.12 (1.1.0) or 25.10 (1.0.0)",
+        source="triton-inference-server/server docs/introduction/compatibility.md",
+        stops_the_load=False,
+    ),
+    BadCombination(
+        versions={CONTAINER: ("", "26.03"), "tensorrt_llm": ("", "")},
+        what="this Triton does not ask a model whether it is ready: /v2/models/MODEL/ready keeps answering 200 while "
+        "the engine is stuck",
+        fix="also probe with `deepseek-triton probe generate`, or use container 26.03 or newer",
+        source="triton-inference-server/python_backend 65529b0 (2026-03)",
+        stops_the_load=False,
+    ),
+)
 
 
 def wheel_server(machine: Machine) -> str | None:
@@ -150,7 +240,7 @@ def _lacking(machine: Machine, *names: str) -> str:
 def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
     binary = server_binary(machine)
     if binary is None:
-        fix = f"run in NVIDIA's Triton container{_image(expected)}"
+        fix = f"run in NVIDIA's Triton container{f': {expected.image}' if expected.image else ''}"
         if not expected.uses_gpus:
             fix = f"{install_extra('server')}; or {fix}"
         cause = "not on PATH, in /opt/tritonserver/bin or in this Python's environment"
@@ -165,10 +255,6 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
         fix = f"run in {expected.image}, or build with --image {tag}"
         return warning(f"{binary} ({known})", f"the repository was made for container {target}", fix)
     return ok(f"{binary} ({known})" if known else binary)
-
-
-def _image(expected: Expected) -> str:
-    return f": {expected.image}" if expected.image else ""
 
 
 def container_tag(machine: Machine) -> str | None:
@@ -190,10 +276,7 @@ def check_python_backend(machine: Machine, expected: Expected) -> MachineFinding
         fix = "make the environment with one of those"
         return error(f"none for Python {minor}", f"the wheel has it for {known}", fix)
     root = binary.removesuffix("/bin/tritonserver") if binary.endswith("/bin/tritonserver") else "/opt/tritonserver"
-    return _check_stub(machine, f"{root}/backends/python/{STUB}")
-
-
-def _check_stub(machine: Machine, stub: str) -> MachineFinding:
+    stub = f"{root}/backends/python/{STUB}"
     if not machine.exists(stub):
         fix = "use an image that has it (…-py3, …-trtllm-python-py3), or give its folder with --backend-directory"
         return warning(f"{stub} is not there", "without the Python backend no model of this project loads", fix)
@@ -218,7 +301,9 @@ def check_tensorrt_llm(machine: Machine, expected: Expected) -> MachineFinding:
     if wheel_server(machine):
         result = f"{version}, without a tritonserver for it"
         cause = "start.sh takes tritonserver from PATH, and the nvidia-pytriton wheel's is not there"
-        return error_or_note(expected, result, cause, f"run in the container{_image(expected)}")
+        return error_or_note(
+            expected, result, cause, f"run in the container{f': {expected.image}' if expected.image else ''}"
+        )
     if machine.which(ENTRY_POINT) is None:
         fix = f"put its folder on PATH; it was installed beside {machine.python.executable}"
         return error(f"{version}, without {ENTRY_POINT} on PATH", "start.sh starts the ranks with it", fix)
@@ -316,22 +401,13 @@ def check_known_bad(machine: Machine, expected: Expected) -> MachineFinding:
     versions = {**machine.python.packages}
     if tag := container_tag(machine):
         versions[CONTAINER] = tag
-    bad = find_bad_combinations(versions)
+    bad = [one for one in KNOWN_BAD if one.is_in(versions)]
+    left = [one for one in bad if not (one.fixed_by_start_sh and expected.is_ours)]
+    names = "; ".join(" with ".join(f"{name} {versions[name]}" for name in one.versions) for one in left or bad)
     if not bad:
         return ok("none")
-    if all(_is_repaired(each, expected) for each in bad):
-        return note(_named(bad, versions), "start.sh brings the work-around", "nothing to do")
-    bad = [each for each in bad if not _is_repaired(each, expected)]
-    cause = "; ".join(f"{each.what} ({each.source})" for each in bad)
-    fix = "; ".join(each.fix for each in bad)
-    if any(each.stops_the_load for each in bad) and expected.uses_gpus:
-        return error(_named(bad, versions), cause, fix)
-    return warning(_named(bad, versions), cause, fix)
-
-
-def _is_repaired(bad: BadCombination, expected: Expected) -> bool:
-    return bad.fixed_by_start_sh and expected.is_ours
-
-
-def _named(bad: list[BadCombination], versions: dict[str, str]) -> str:
-    return "; ".join(" with ".join(f"{name} {versions[name]}" for name in each.versions) for each in bad)
+    if not left:
+        return note(names, "start.sh brings the work-around", "nothing to do")
+    cause = "; ".join(f"{one.what} ({one.source})" for one in left)
+    is_fatal = any(one.stops_the_load for one in left) and expected.uses_gpus
+    return (error if is_fatal else warning)(names, cause, "; ".join(one.fix for one in left))

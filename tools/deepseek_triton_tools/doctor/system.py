@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from deepseek_triton_tools.doctor.findings import (
     Expected,
@@ -197,7 +198,11 @@ def check_interface(machine: Machine, expected: Expected) -> MachineFinding:
             fix = "bring an interface up, or join the container to the network"
             return error(result, "no other machine can be reached", fix)
         return note(result, "this is enough for one machine; no other machine can be reached")
-    route = _default_route(machine)
+    route = None
+    with suppress(OSError):
+        # The columns of /proc/net/route are name, destination in hex and so on.
+        rows = [line.split() for line in machine.read("/proc/net/route").splitlines()[1:]]
+        route = next((row[0] for row in rows if len(row) > 1 and row[1] == "00000000"), None)
     chosen = next((each for each in usable if each.name == route), usable[0])
     if expected.has_several_hosts and len(usable) > 1:
         names = ", ".join(each.name for each in usable)
@@ -223,15 +228,6 @@ def _named_interfaces(interfaces: Sequence[Interface], names: str) -> MachineFin
 
 def _is_usable(interface: Interface) -> bool:
     return interface.is_up and bool(interface.addresses) and interface.name != "lo"
-
-
-def _default_route(machine: Machine) -> str | None:
-    """Return the default route's interface by /proc/net/route, whose columns are name, destination in hex and so on."""
-    try:
-        rows = [line.split() for line in machine.read("/proc/net/route").splitlines()[1:]]
-    except OSError:
-        return None
-    return next((row[0] for row in rows if len(row) > 1 and row[1] == "00000000"), None)
 
 
 def check_hostname(machine: Machine, expected: Expected) -> MachineFinding:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from deepseek_triton_tools.doctor.findings import VLLM, Expected
 from deepseek_triton_tools.doctor.machine import NOT_FOUND, Machine
-from deepseek_triton_tools.doctor.versions import is_before
+from deepseek_triton_tools.doctor.software import is_before
 
 SettingState = Literal["differs", "unknown", "as advised"]
 _UNTOLD = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Requested functionality has been deprecated)\]?|")
