@@ -25,7 +25,7 @@ from deepseek_triton_tools.doctor.examine import report_from_json
 from deepseek_triton_tools.doctor.findings import Expected
 from deepseek_triton_tools.doctor.hosts import compare
 from deepseek_triton_tools.doctor.machine import Done, Machine
-from deepseek_triton_tools.doctor.mpi_exchange import _steps
+from deepseek_triton_tools.doctor.mpi_exchange import steps_in
 from deepseek_triton_tools.doctor.tuning import read_gpus
 from deepseek_triton_tools.evaluation.questions import open_answers
 from deepseek_triton_tools.evaluation.task_data import read_rows
@@ -121,7 +121,7 @@ lock_file = _reads_text(parsed_holder)
 hub_name = _reads_text(parse_hub_name)
 host_report = _reads_text(_report, ValueError)
 """What another host's `doctor` sends."""
-rank_steps = _reads_text(lambda text: list(_steps(text)))
+rank_steps = _reads_text(lambda text: list(steps_in(text)))
 """What the ranks of an exchange print."""
 edited_settings = _reads_text(lambda text: _lines("model.yaml", text))
 """A file that `plan --diff` compares."""

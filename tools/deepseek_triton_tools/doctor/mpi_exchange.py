@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,14 @@ class Mpirun:
 
     def exchange(self, hosts: Sequence[str]) -> RankExchange:
         done = self.machine.run(*self.command(hosts), timeout_s=3 * self.patience_s, environ=mpi.AS_ROOT)
-        steps = {}
-        # mpirun may join lines of different ranks, and cut one off whose rank was killed.
-        for part in done.out.split(exchanging_rank.STEP_PREFIX)[1:]:
-            try:
-                step, _ = json.JSONDecoder().raw_decode(part)
-            except ValueError:
-                continue
-            steps[step["host"]] = step
-        return RankExchange(hosts, done, steps)
+        return RankExchange(hosts, done, {step["host"]: step for step in steps_in(done.out)})
+
+
+def steps_in(text: str) -> Iterator[dict[str, Any]]:
+    """Parse what the ranks have written. mpirun may join lines of different ranks, and cut one off that was killed."""
+    for part in text.split(exchanging_rank.STEP_PREFIX)[1:]:
+        with suppress(ValueError):
+            yield json.JSONDecoder().raw_decode(part)[0]
 
 
 def exchange_findings(
