@@ -37,18 +37,14 @@ ANSWERS = [
     "dsml_prompt",
     "field_reader",
     "messages",
-    "parsed_request",
     "parsing",
     "sequence_buffer",
 ]
 WAYS_OUT = [
     "active_request",
     "delivery",
-    "parent_server",
-    "pending_steps",
-    "process_guard",
     "send_queue",
-    "step_queue",
+    "triton_process",
     "watcher",
 ]
 ALLOWED = {

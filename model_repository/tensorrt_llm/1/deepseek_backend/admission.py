@@ -203,7 +203,11 @@ class Admission:
         :raises UnavailableError: E_OVERLOADED, with the numbers.
         :raises RequestError: when they would not fit even if nothing else were in flight.
         """
-        num_tokens = sum(map(_num_tokens, requests))
+        num_tokens = 0
+        for request in requests:
+            ids = request.prompt_token_ids
+            length = utf8_length(request.prompt) // BYTES_PER_TOKEN if ids is None else len(ids)
+            num_tokens += request.max_tokens + length
         with self._lock:
             self._check("max_inflight", self._max_inflight, len(requests), self.inflight)
             self._check("max_inflight_tokens", self._max_inflight_tokens, num_tokens, self.inflight_tokens)
@@ -229,8 +233,3 @@ class Admission:
             "or to another server",
             code=ErrorCode.OVERLOADED,
         )
-
-
-def _num_tokens(request: GenerateRequest) -> int:
-    ids = request.prompt_token_ids
-    return request.max_tokens + (utf8_length(request.prompt) // BYTES_PER_TOKEN if ids is None else len(ids))

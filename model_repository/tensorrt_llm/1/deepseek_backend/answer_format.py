@@ -150,7 +150,15 @@ def with_answer_format(
         )
     if not thinks and calls is None:
         return sampling
-    answer = _format_of(name, getattr(sampling, name))
+    value = getattr(sampling, name)
+    answer: Format
+    if name.startswith("guided_json"):
+        schema = json.loads(value) if name == "guided_json" else {"type": "object"}
+        answer = {"type": "json_schema", "json_schema": schema}
+    elif name == "guided_regex":
+        answer = {"type": "regex", "pattern": value}
+    else:
+        answer = {"type": "grammar", "grammar": value}
     if calls is not None:
         answer = {"type": "or", "elements": [answer, calls.alone()]}
     return _guided_by(sampling, _sequence(_REASONING, answer) if thinks else answer)
@@ -204,19 +212,6 @@ def _is_strict(tool: Mapping[str, Any]) -> bool:
 def _arguments(tool: Mapping[str, Any]) -> Format:
     schema = tool["function"].get("parameters") if _is_strict(tool) else None
     return {"type": "json_schema", "json_schema": schema or {"type": "object"}}
-
-
-def _format_of(name: str, value: Any) -> Format:
-    """A guide of the contract as a format."""
-    match name:
-        case "guided_json":
-            return {"type": "json_schema", "json_schema": json.loads(value)}
-        case "guided_json_object":
-            return {"type": "json_schema", "json_schema": {"type": "object"}}
-        case "guided_regex":
-            return {"type": "regex", "pattern": value}
-        case _:
-            return {"type": "grammar", "grammar": value}
 
 
 def _sequence(*elements: Format) -> Format:

@@ -290,22 +290,29 @@ class BackendMetrics:
         self, *, inflight: int, inflight_tokens: int, idle_s: float, ready: bool, stats: EngineStats
     ) -> None:
         """Set the gauges. Called once for each publication."""
+        used, total = stats.kv_blocks_used, stats.kv_blocks_total
+        waiting, running = stats.num_waiting, stats.num_running
         state = {
             INFLIGHT: inflight,
             INFLIGHT_TOKENS: inflight_tokens,
             LAST_TOKEN_AGE: idle_s,
             READY: ready,
-            RUNNING: stats.num_running,
-            WAITING: stats.num_waiting,
-            KV_USED: stats.kv_blocks_used,
-            KV_CAPACITY: stats.kv_blocks_total,
+            RUNNING: running,
+            WAITING: waiting,
+            KV_USED: used,
+            KV_CAPACITY: total,
             DRAFT_TOKENS: stats.num_draft_tokens,
             ACCEPTED_DRAFT_TOKENS: stats.num_accepted_draft_tokens,
         }
         with self._lock:
             for family, value in state.items():
                 self._values[family][()] = value
-            self._set_routed(stats)
+            for family, numbers in (
+                (ROUTED_REQUESTS, (waiting, running, waiting + running)),
+                (ROUTED_BLOCKS, (used, total - used, total, stats.tokens_per_block, used / total if total else 0)),
+            ):
+                for label, number in zip(family.known_values, numbers, strict=True):
+                    self._values[family][(label,)] = number
             for name, value in stats.extra.items():
                 self._values[ENGINE_STAT][(name,)] = value
 
@@ -325,16 +332,6 @@ class BackendMetrics:
         """Return a copy of every histogram."""
         with self._lock:
             return [histogram.copy() for histogram in self._histograms.values()]
-
-    def _set_routed(self, stats: EngineStats) -> None:
-        used, total = stats.kv_blocks_used, stats.kv_blocks_total
-        waiting, running = stats.num_waiting, stats.num_running
-        for family, numbers in (
-            (ROUTED_REQUESTS, (waiting, running, waiting + running)),
-            (ROUTED_BLOCKS, (used, total - used, total, stats.tokens_per_block, used / total if total else 0)),
-        ):
-            for value, number in zip(family.known_values, numbers, strict=True):
-                self._values[family][(value,)] = number
 
     def _add(self, family: Family, number: float, *values: str) -> None:
         series = self._values[family]

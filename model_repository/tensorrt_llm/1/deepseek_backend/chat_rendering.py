@@ -69,7 +69,11 @@ class CallForm:
 
     def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the part of the system text that shows the tools."""
-        listed = "".join(_tool_text(tool["function"]) for tool in tools)
+        listed = ""
+        for function in (tool["function"] for tool in tools):
+            parameters = json.dumps(function.get("parameters") or {}, ensure_ascii=False)
+            description = f"Description: {function.get('description', '')}"
+            listed += f"### {function['name']}\n{description}\n\nParameters: {parameters}\n\n"
         return f"## Tools\nYou have access to the following tools:\n\n{listed}{self.instruction}"
 
     def turn(self, messages: Sequence[Mapping[str, Any]], eos_token: str) -> str:
@@ -93,11 +97,6 @@ class CallForm:
             text += eos_token if position < len(messages) - 1 else ""
             after_results = False
         return text + (self.results_end if after_results else "")
-
-
-def _tool_text(function: Mapping[str, Any]) -> str:
-    parameters = json.dumps(function.get("parameters") or {}, ensure_ascii=False)
-    return f"### {function['name']}\nDescription: {function.get('description', '')}\n\nParameters: {parameters}\n\n"
 
 
 RAW_JSON = CallForm(
@@ -202,8 +201,12 @@ def find_chat_facts(engine: ChatEngine, *, is_v32: bool, form: CallForm | None =
     shows_tools = _NAME in _tried(engine, [_USER], {"tools": [_TOOL]})
     calls = _tried(engine, [_USER, _CALLING], {"tools": [_TOOL]} if shows_tools else {})
     thinking, not_thinking = (_tried(engine, [_USER], {"thinking": on}) for on in (True, False))
+    if f'<{DSML}invoke name="{_NAME}">' in calls:
+        form = DSML_FORM
+    else:
+        form = next((known for known in (FENCED, RAW_JSON) if known.beginning(_NAME) in calls), form)
     return ChatFacts(
-        form=_form_of(calls) or form or (OTHER_FORM if shows_tools else None),
+        form=form or (OTHER_FORM if shows_tools else None),
         shows_tools=shows_tools,
         quotes_arguments=_ARGUMENTS not in calls and json.dumps(_ARGUMENTS) in calls,
         has_switch=thinking != not_thinking,
@@ -215,12 +218,6 @@ def _tried(engine: ChatEngine, messages: Messages, template_kwargs: Mapping[str,
         return engine.render_chat(messages, template_kwargs)
     except RequestError:  # it can't be rendered, which is an answer too
         return ""
-
-
-def _form_of(text: str) -> CallForm | None:
-    if f'<{DSML}invoke name="{_NAME}">' in text:
-        return DSML_FORM
-    return next((form for form in (FENCED, RAW_JSON) if form.beginning(_NAME) in text), None)
 
 
 class ChatRenderer:
@@ -262,7 +259,11 @@ class ChatRenderer:
         if tools and facts.shows_tools:
             template_kwargs = {**template_kwargs, "tools": list(tools)}
         elif tools and facts.form is not None:
-            messages = _with_system_text(messages, facts.form.tools_text(tools))
+            # All system texts become one, because the templates of V3 keep only the last.
+            system = [message["content"] for message in messages if message["role"] == "system"]
+            text = "\n\n".join([*filter(None, system), facts.form.tools_text(tools)])
+            others = [message for message in messages if message["role"] != "system"]
+            messages = [{"role": "system", "content": text}, *others]
         turns = _Turns(messages, None if facts.shows_tools else facts.form, self._eos_token)
         if facts.quotes_arguments:
             turns.messages = [_with_objects(message) for message in turns.messages]
@@ -334,13 +335,6 @@ def _outside_reasoning(prompt: str) -> str:
     if not ends_inside(prompt):
         return prompt
     return prompt + CLOSING if prompt.endswith(">") else f"{prompt.rstrip()}\n\n{CLOSING}\n\n"
-
-
-def _with_system_text(messages: Messages, text: str) -> Messages:
-    """Return the messages with all system texts and `text` as one: the templates of V3 keep only the last one."""
-    system = [message["content"] for message in messages if message["role"] == "system"]
-    others = [message for message in messages if message["role"] != "system"]
-    return [{"role": "system", "content": "\n\n".join([*filter(None, system), text])}, *others]
 
 
 def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -61,7 +61,11 @@ def render_dsml(messages: Messages, tools: Sequence[Mapping[str, Any]], template
 
     :raises RequestError: for template arguments other than `thinking`, and for arguments of a call that are no object.
     """
-    thinks = _thinks(template_kwargs)
+    if unknown := [name for name in template_kwargs if name != "thinking"]:
+        raise RequestError(f"chat_template_kwargs: DeepSeek-V3.2 has no {listed(unknown)}; it knows thinking")
+    thinks = template_kwargs.get("thinking", False)
+    if not isinstance(thinks, bool):
+        raise RequestError(f"chat_template_kwargs.thinking: expected true or false, got {quoted(thinks)}")
     last_user = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=-1)
     text = _BOS + "\n\n".join(message["content"] for message in messages if message["role"] == "system")
     if tools:
@@ -79,26 +83,12 @@ def render_dsml(messages: Messages, tools: Sequence[Mapping[str, Any]], template
         elif role == "assistant":
             if thinks and place > last_user:
                 text += message.get("reasoning_content", "") + CLOSING
-            text += content + _calls(place, message.get("tool_calls") or ())
+            text += content
+            if calls := message.get("tool_calls"):
+                written = "\n".join(_call(f"messages[{place}]", call["function"]) for call in calls)
+                text += f"\n\n{DSML_BEGIN}\n{written}\n{DSML_END}"
             text += "" if message.get("prefix") else _EOS
     return text
-
-
-def _thinks(template_kwargs: Mapping[str, Any]) -> bool:
-    unknown = [name for name in template_kwargs if name != "thinking"]
-    if unknown:
-        raise RequestError(f"chat_template_kwargs: DeepSeek-V3.2 has no {listed(unknown)}; it knows thinking")
-    thinking = template_kwargs.get("thinking", False)
-    if not isinstance(thinking, bool):
-        raise RequestError(f"chat_template_kwargs.thinking: expected true or false, got {quoted(thinking)}")
-    return thinking
-
-
-def _calls(place: int, calls: Sequence[Mapping[str, Any]]) -> str:
-    if not calls:
-        return ""
-    written = "\n".join(_call(f"messages[{place}]", call["function"]) for call in calls)
-    return f"\n\n{DSML_BEGIN}\n{written}\n{DSML_END}"
 
 
 def _call(where: str, function: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 from deepseek_backend.contract import MAX_MESSAGES, MAX_TOOLS
@@ -147,7 +146,14 @@ def read_messages(text: str) -> Messages:
     if len(document) > MAX_MESSAGES:
         raise ValueError(f"messages: expected at most {MAX_MESSAGES:,} messages, got {len(document):,}")
     messages = [_message(f"messages[{position}]", message) for position, message in enumerate(document)]
-    _check_prefixes(messages)
+    for position, message in enumerate(messages):  # by `prefix` DeepSeek's API asks for a message's continuation
+        if not message.get("prefix"):
+            continue
+        where = f"messages[{position}].prefix"
+        if message["prefix"] is not True:
+            raise ValueError(f"{where}: expected true or false, got {quoted(message['prefix'])}")
+        if position != len(messages) - 1 or message["role"] != "assistant" or _has_tool_calls(message):
+            raise ValueError(f"{where}: expected on the last message only, the assistant's, without tool calls")
     return _results_in_order(_without_old_reasoning(messages))
 
 
@@ -164,7 +170,11 @@ def _message(where: str, message: Any) -> dict[str, Any]:
     read = {**message, "role": "system" if role == "developer" else role, "content": _content(where, message)}
     calls = read.pop("tool_calls", None)
     if calls:
-        read["tool_calls"] = _tool_calls(where, role, calls)
+        if role != "assistant":
+            raise ValueError(f"{where}.tool_calls: expected on messages of the assistant only, got one of role {role}")
+        if not isinstance(calls, list):
+            raise ValueError(f"{where}.tool_calls: expected an array, got {_named(calls)}")
+        read["tool_calls"] = [_tool_call(f"{where}.tool_calls[{place}]", call) for place, call in enumerate(calls)]
     return read
 
 
@@ -175,26 +185,15 @@ def _content(where: str, message: Mapping[str, Any]) -> str | None:
         return content
     if not isinstance(content, list):
         raise ValueError(f"{where}.content: expected text or an array of text parts, got {_named(content)}")
-    return "".join(_part(f"{where}.content[{position}]", part) for position, part in enumerate(content))
-
-
-def _part(where: str, part: Any) -> str:
-    if not isinstance(part, dict):
-        raise ValueError(f"{where}: expected an object of type 'text', got {_named(part)}")
-    if part.get("type") != "text":
-        raise ValueError(f"{where}: expected a part of type 'text', got one of type {_named(part.get('type'))}")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise ValueError(f"{where}.text: expected a string, got {_named(text)}")
-    return text
-
-
-def _tool_calls(where: str, role: str, calls: Any) -> list[dict[str, Any]]:
-    if role != "assistant":
-        raise ValueError(f"{where}.tool_calls: expected on messages of the assistant only, got one of role {role}")
-    if not isinstance(calls, list):
-        raise ValueError(f"{where}.tool_calls: expected an array, got {_named(calls)}")
-    return [_tool_call(f"{where}.tool_calls[{position}]", call) for position, call in enumerate(calls)]
+    for position, part in enumerate(content):
+        place = f"{where}.content[{position}]"
+        if not isinstance(part, dict):
+            raise ValueError(f"{place}: expected an object of type 'text', got {_named(part)}")
+        if part.get("type") != "text":
+            raise ValueError(f"{place}: expected a part of type 'text', got one of type {_named(part.get('type'))}")
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"{place}.text: expected a string, got {_named(part.get('text'))}")
+    return "".join(part["text"] for part in content)
 
 
 def _tool_call(where: str, call: Any) -> dict[str, Any]:
@@ -210,18 +209,6 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
     elif not isinstance(arguments, str):
         raise ValueError(f"{where}.function.arguments: expected JSON text or an object, got {_named(arguments)}")
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
-
-
-def _check_prefixes(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Check `prefix`, by which DeepSeek's API asks for the continuation of a message."""
-    for position, message in enumerate(messages):
-        if not message.get("prefix"):
-            continue
-        where = f"messages[{position}].prefix"
-        if message["prefix"] is not True:
-            raise ValueError(f"{where}: expected true or false, got {quoted(message['prefix'])}")
-        if position != len(messages) - 1 or message["role"] != "assistant" or _has_tool_calls(message):
-            raise ValueError(f"{where}: expected on the last message only, the assistant's, without tool calls")
 
 
 def _without_old_reasoning(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -247,30 +234,22 @@ def _results_in_order(messages: Sequence[dict[str, Any]]) -> Messages:
         calls = messages[position - 1].get("tool_calls")
         if not calls:
             continue
-        end = position
-        while end < len(messages) and messages[end]["role"] == "tool":
-            end += 1
-        ordered += _sorted_results(messages, position, end, [call.get("id") for call in calls])
-        position = end
+        first = position
+        while position < len(messages) and messages[position]["role"] == "tool":
+            position += 1
+        results, call_ids = messages[first:position], [call.get("id") for call in calls]
+        if all(call_ids) and all(result.get("tool_call_id") for result in results):
+            # By their JSON, because an id may be any value, and a conversation can have thousands of calls.
+            places = {json.dumps(call_id): place for place, call_id in reversed(list(enumerate(call_ids)))}
+            for number, result in enumerate(results, first):
+                if json.dumps(result["tool_call_id"]) not in places:
+                    raise ValueError(
+                        f"messages[{number}].tool_call_id: expected the id of a call before it, {listed(call_ids)}, "
+                        f"got {quoted(result['tool_call_id'])}"
+                    )
+            results = sorted(results, key=lambda result: places[json.dumps(result["tool_call_id"])])
+        ordered += results
     return ordered
-
-
-def _sorted_results(
-    messages: Sequence[dict[str, Any]], first: int, end: int, call_ids: Sequence[Any]
-) -> Sequence[dict[str, Any]]:
-    results = messages[first:end]
-    if not all(call_ids) or not all(result.get("tool_call_id") for result in results):
-        return results
-    # By their JSON, because an id may be any value, and a conversation can have thousands of calls.
-    places = {json.dumps(call_id): place for place, call_id in reversed(list(enumerate(call_ids)))}
-    wanted = [places.get(json.dumps(result["tool_call_id"])) for result in results]
-    if None in wanted:
-        position = wanted.index(None)
-        raise ValueError(
-            f"messages[{first + position}].tool_call_id: expected the id of a call before it, {listed(call_ids)}, got "
-            f"{quoted(results[position]['tool_call_id'])}"
-        )
-    return [result for _, result in sorted(zip(wanted, results, strict=True), key=itemgetter(0))]
 
 
 def _has_tool_calls(message: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -137,7 +138,13 @@ class Publisher:
         """Write every difference once. It raises nothing: metrics must not hurt serving."""
         if self._broken:
             return
-        self._read_state()
+        try:
+            self._observe_state()
+            self._state_is_known = True
+        except Exception:
+            if self._state_is_known:  # logged once, not every second
+                logger.exception("the engine's state can't be read; the gauges on /metrics stay as they are")
+            self._state_is_known = False
         try:
             if self._factory.claim():
                 self._write_all()
@@ -149,16 +156,6 @@ class Publisher:
         self.publish()
         while not self._broken and not self._stopped.wait(self._period_s):
             self.publish()
-
-    def _read_state(self) -> None:
-        try:
-            self._observe_state()
-        except Exception:
-            if self._state_is_known:  # logged once, not every second
-                logger.exception("the engine's state can't be read; the gauges on /metrics stay as they are")
-            self._state_is_known = False
-        else:
-            self._state_is_known = True
 
     def _write_all(self) -> None:
         for sample in self._metrics.samples():
@@ -200,11 +197,8 @@ class Publisher:
         series, before = self._series[(family.name,)], self._observed[family.name]
         for index, count in enumerate(histogram.counts):
             new = count - before.counts[index]
+            bound = family.buckets[index] if index < len(family.buckets) else math.inf
             for _ in range(new):
-                series.observe(_inside(index, (histogram.sums[index] - before.sums[index]) / new, family.buckets))
+                mean = (histogram.sums[index] - before.sums[index]) / new
+                series.observe(min(mean, bound))  # rounding may carry the mean out of the bucket
         self._observed[family.name] = histogram
-
-
-def _inside(index: int, mean: float, buckets: Sequence[float]) -> float:
-    """Return `mean`, or the bucket's bound where rounding has carried it out of the bucket."""
-    return min(mean, buckets[index]) if index < len(buckets) else mean

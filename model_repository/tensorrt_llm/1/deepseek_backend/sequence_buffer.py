@@ -106,12 +106,15 @@ def _token_outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest) -> Ou
 
 def _logprobs_json(tokens: Sequence[TokenLogprobs | None]) -> bytes:
     """Return JSON as Triton's vLLM backend writes it: for each token, token id -> {logprob, rank, decoded_token}."""
-    document = [None if token is None else {str(entry.token_id): _entry(entry) for entry in token} for token in tokens]
+    document = [
+        token
+        and {
+            str(token_id): {"logprob": max(_LEAST_LOGPROB, logprob), "rank": rank, "decoded_token": text}
+            for token_id, logprob, rank, text in token
+        }
+        for token in tokens
+    ]
     return json.dumps(document, ensure_ascii=False).encode()
-
-
-def _entry(entry: Any) -> dict[str, Any]:
-    return {"logprob": max(_LEAST_LOGPROB, entry.logprob), "rank": entry.rank, "decoded_token": entry.text}
 
 
 def _output(name: str, values: Sequence[Any]) -> tuple[str, npt.NDArray[Any]]:
@@ -224,7 +227,11 @@ class SequenceBuffer:
     def add(self, step: Step) -> None:
         """Take one step. The caller handles its error."""
         if self.finish_reason is not None:
-            self._take_metrics(step)
+            # Of a step after a stop string only the metrics are part of the answer.
+            if step.finish_reason is not None or step.error is not None:
+                self._awaits_metrics = False
+                self._chunk.perf_metrics = step.perf_metrics
+                self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
             return
         if self._echo or self._begun:
             self._write_lead()
@@ -233,8 +240,13 @@ class SequenceBuffer:
         self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
         if step.logprobs:
             self.cumulative_logprob += sum(token[0].logprob for token in step.logprobs)
-        if self._parsed.returned:
-            self._take_details(step)
+        if returned := self._parsed.returned:
+            if "output_ids" in returned:
+                self._chunk.token_ids += step.token_ids
+            if "logprobs" in returned:
+                self._chunk.logprobs += step.logprobs
+            if "prompt_logprobs" in returned:
+                self._chunk.prompt_logprobs += step.prompt_logprobs
         if step.perf_metrics is not None:
             self._chunk.perf_metrics = step.perf_metrics
         if step.handover is not None:
@@ -269,7 +281,12 @@ class SequenceBuffer:
         """There is something for a stream's next chunk, and it is due."""
         if not self._news or self._awaits_metrics:
             return False
-        return self.ended or not self._parsed.cumulative or self._has_grown()
+        if self.ended or not self._parsed.cumulative or self._characters_sent < _FREE_CHARACTERS:
+            return True
+        # Triton takes every response at once and keeps those that its client has not read, so the total that a stream
+        # sends has to be bounded. Growth by a sixteenth makes it proportional to the text, a chunk for every token to
+        # the square of the text.
+        return self._length >= self._length_sent * 17 / 16
 
     @property
     def is_one_piece(self) -> bool:
@@ -314,15 +331,6 @@ class SequenceBuffer:
         num_left = _PIECES - (self._length > self._length_waiting)  # the first one has left already
         return max(_SMALL_PIECE, -(-self._length // num_left))
 
-    def _has_grown(self) -> bool:
-        """Whether a cumulative chunk is due: at first with each token, later when the text has grown by a sixteenth.
-
-        Triton takes every response at once and keeps those that its client has not read, so the total that a stream
-        sends has to be bounded. Growth by a sixteenth makes the total proportional to the text; a chunk for every token
-        would make it proportional to the square of the text.
-        """
-        return self._characters_sent < _FREE_CHARACTERS or self._length >= self._length_sent * 17 / 16
-
     def _write_lead(self) -> None:
         """Write what comes before the engine's text. No stop string is searched in it."""
         if self._echo:
@@ -341,23 +349,6 @@ class SequenceBuffer:
                 break
         self._num_reasoning += counted
         self._reasoning_is_over |= self._splitter is not None and self._splitter.is_past
-
-    def _take_details(self, step: Step) -> None:
-        """Keep what the request asked for beside the text."""
-        chunk, returned = self._chunk, self._parsed.returned
-        if "output_ids" in returned:
-            chunk.token_ids += step.token_ids
-        if "logprobs" in returned:
-            chunk.logprobs += step.logprobs
-        if "prompt_logprobs" in returned:
-            chunk.prompt_logprobs += step.prompt_logprobs
-
-    def _take_metrics(self, step: Step) -> None:
-        """Take the metrics of a step after a stop string; nothing else of it is part of the answer."""
-        if step.finish_reason is not None or step.error is not None:
-            self._awaits_metrics = False
-            self._chunk.perf_metrics = step.perf_metrics
-            self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
 
     def _split(self, text: str) -> None:
         if self._splitter is not None:

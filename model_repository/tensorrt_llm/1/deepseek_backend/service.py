@@ -27,7 +27,7 @@ from deepseek_backend.chat_rendering import FORMS, ChatRenderer, find_chat_facts
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.delivery import Delivery
 from deepseek_backend.engine_warmup import warm_up
-from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, FinishReason, Step
+from deepseek_backend.engines.base import Engine, EngineHealth, FinishReason, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.tags import BEGINNINGS, CLOSING
 from deepseek_backend.errors import (
@@ -109,7 +109,17 @@ class Service:
             self._supported = supported_fields(self._engine.capabilities)
             self._learn_chat()
             check_defaults(self.config, self._supported)
-            load_seconds = {**self._engine.load_seconds, **self._warm_up()}
+            load_seconds = dict(self._engine.load_seconds)
+            if self.config.warmup is not None:
+                load_seconds["warmup"] = warm_up(
+                    self._engine,
+                    self.config.warmup,
+                    default_sampling=self.config.default_sampling,
+                    is_exiting=self._server.is_exiting,
+                    hang_s=self.config.hang_s,
+                )
+                stats = self._engine.stats()
+                self._warmup_drafts = stats.num_draft_tokens, stats.num_accepted_draft_tokens
         except BaseException:
             self._engine.stop()
             raise
@@ -173,7 +183,10 @@ class Service:
         return active
 
     def _submit(self, active: ActiveRequest, parsed: ParsedRequest, timeout_us: int) -> None:
-        deadline_s = _deadline_s(active.arrived_s, parsed.timeout_ms, timeout_us or parsed.timeout_us)
+        timeout_us = timeout_us or parsed.timeout_us
+        timeouts_s = [parsed.timeout_ms / 1e3] if parsed.timeout_ms is not None else []
+        timeouts_s += [timeout_us / 1e6] if timeout_us > 0 else []
+        deadline_s = active.arrived_s + min(timeouts_s) if timeouts_s else None
         # Steps are dear, and an answer sent at once needs them only where a stop string may end it.
         wants_steps = parsed.streaming or bool(parsed.sampling.stop) or not self._engine.capabilities.whole_answers
         wants_steps |= parsed.is_shared
@@ -274,7 +287,16 @@ class Service:
             if not self._open and (active.outcome != "timeout" or active.has_tokens):
                 self._token_clock.wait_is_over()
         self._drop_context(active)
-        self._count_ended(active)
+        if active.requests:
+            self._metrics.ended(
+                active.outcome,
+                time.monotonic() - active.arrived_s,
+                num_input_tokens=sum(sequence.num_input_tokens for sequence in active.sequences),
+                num_output_tokens=sum(sequence.num_output_tokens for sequence in active.sequences),
+                num_cached_tokens=sum(sequence.num_cached_tokens for sequence in active.sequences),
+            )
+        elif active.error is not None and not active.parsed.stop:  # a stop request is answered by an error
+            self._metrics.refused(active.error.code)
 
     def end_all(self, *, cause: str, error: BackendError | None = None) -> None:
         """End every open request: with the error, or with the text so far."""
@@ -327,19 +349,6 @@ class Service:
             if request.request_type == "context_only" and not active.has_handed_over:
                 self._engine.drop(request.request_id)
 
-    def _count_ended(self, active: ActiveRequest) -> None:
-        if not active.requests:
-            if active.error is not None and not active.parsed.stop:  # a stop request is answered by an error
-                self._metrics.refused(active.error.code)
-            return
-        self._metrics.ended(
-            active.outcome,
-            time.monotonic() - active.arrived_s,
-            num_input_tokens=sum(sequence.num_input_tokens for sequence in active.sequences),
-            num_output_tokens=sum(sequence.num_output_tokens for sequence in active.sequences),
-            num_cached_tokens=sum(sequence.num_cached_tokens for sequence in active.sequences),
-        )
-
     @property
     def num_open(self) -> int:
         """Requests whose final response has not been sent."""
@@ -376,6 +385,7 @@ class Service:
     def publish_state(self) -> None:
         """Hand the gauges to the metrics, and log a change of the readiness."""
         inflight, inflight_tokens = self.inflight
+        stats, (proposed, accepted) = self._engine.stats(), self._warmup_drafts
         readiness = self.readiness()
         if readiness.alive != self._was_ready:
             self._was_ready = readiness.alive
@@ -386,36 +396,9 @@ class Service:
             inflight_tokens=inflight_tokens,
             idle_s=self._idle_s(self._engine.health()),
             ready=readiness.alive,
-            stats=self._stats_without_warmup(),
+            stats=replace(
+                stats,
+                num_draft_tokens=max(0, stats.num_draft_tokens - proposed),
+                num_accepted_draft_tokens=max(0, stats.num_accepted_draft_tokens - accepted),
+            ),
         )
-
-    def _warm_up(self) -> dict[str, float]:
-        """Warm the engine up and return the seconds that took, as a phase of the load."""
-        config = self.config
-        if config.warmup is None:
-            return {}
-        seconds = warm_up(
-            self._engine,
-            config.warmup,
-            default_sampling=config.default_sampling,
-            is_exiting=self._server.is_exiting,
-            hang_s=config.hang_s,
-        )
-        stats = self._engine.stats()
-        self._warmup_drafts = stats.num_draft_tokens, stats.num_accepted_draft_tokens
-        return {"warmup": seconds}
-
-    def _stats_without_warmup(self) -> EngineStats:
-        stats, (proposed, accepted) = self._engine.stats(), self._warmup_drafts
-        return replace(
-            stats,
-            num_draft_tokens=max(0, stats.num_draft_tokens - proposed),
-            num_accepted_draft_tokens=max(0, stats.num_accepted_draft_tokens - accepted),
-        )
-
-
-def _deadline_s(arrived_s: float, timeout_ms: int | None, timeout_us: int) -> float | None:
-    """The sooner of the two timeouts as a time.monotonic(); None where neither is given."""
-    given = [timeout_ms / 1e3] if timeout_ms is not None else []
-    given += [timeout_us / 1e6] if timeout_us > 0 else []
-    return arrived_s + min(given) if given else None

@@ -139,12 +139,7 @@ class Watcher:
         for active in open_requests:
             if active.deadline_s is not None and now >= active.deadline_s and not active.ended:
                 self._service.end_early(active, cause="deadline", timed_out=True)
-        self._ask_clients(open_requests)
-        self._look_at_engine(now)
-        self._look_at_server(now)
-
-    def _ask_clients(self, open_requests: list[ActiveRequest]) -> None:
-        """Ask as many clients as MAX_CHECKS_PER_S allows in one period, and the next ones in the next period."""
+        # As many clients are asked as MAX_CHECKS_PER_S allows in one period, the next ones in the next period.
         most = max(1, int(MAX_CHECKS_PER_S * self._period_s))
         if len(open_requests) > most:
             first = self._next_to_ask % len(open_requests)
@@ -158,6 +153,8 @@ class Watcher:
                 continue
             if has_gone:
                 self._service.end_early(active, cause="client_gone", error=CancelledError("the client has gone"))
+        self._look_at_engine(now)
+        self._look_at_server(now)
 
     def _look_at_engine(self, now: float) -> None:
         health = self._engine.health()

@@ -190,18 +190,14 @@ def _watch_pipe(reading: int, tag: LaunchTag, afterwards: Callable[[], None]) ->
         with contextlib.suppress(OSError):  # some sandboxes forbid it
             Path("/proc/self/comm").write_text(_GUARD_NAME, encoding="ascii")
         if os.read(reading, 1) != _DISMISSAL:
-            _clear_launch_away(tag)
+            problem = ""
+            try:
+                kill_all(tag)
+            except StillRunningError as error:
+                problem = f"deepseek-triton: {error}\n"
+            if tag.rank is None:
+                remove_shared_memory(tag.launch)
+            write_last_message(problem.encode())
             afterwards()
     finally:
         os._exit(0)
-
-
-def _clear_launch_away(tag: LaunchTag) -> None:
-    problem = ""
-    try:
-        kill_all(tag)
-    except StillRunningError as error:
-        problem = f"deepseek-triton: {error}\n"
-    if tag.rank is None:
-        remove_shared_memory(tag.launch)
-    write_last_message(problem.encode())

@@ -12,7 +12,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -241,19 +241,15 @@ def show(*, as_json: bool, say: Callable[[str], None]) -> int:
         say(json.dumps([launch.as_json() for launch in found], indent=2))
         return 0
     for launch in found:
-        say("  ".join(filter(None, _columns(launch))))
+        who = f"process {launch.supervisor.pid}" if launch.supervisor else f"{launch.num_processes} processes left"
+        columns = [launch.id, launch.state, who]
+        if (record := launch.record) is not None:
+            ports = " ".join(f"{name} {port}" for name, port in record.ports.items())
+            columns += [ports, f"{record.restarts} restarts", record.repository or ""]
+        say("  ".join(filter(None, columns)))
     if not found:
         say("nothing runs")
     return 0
-
-
-def _columns(launch: FoundLaunch) -> list[str]:
-    who = f"process {launch.supervisor.pid}" if launch.supervisor else f"{launch.num_processes} processes left"
-    record = launch.record
-    if record is None:
-        return [launch.id, launch.state, who]
-    ports = " ".join(f"{name} {port}" for name, port in record.ports.items())
-    return [launch.id, launch.state, who, ports, f"{record.restarts} restarts", record.repository or ""]
 
 
 def stop(
@@ -269,10 +265,18 @@ def stop(
     if not ids and not repositories and not everything:
         raise UsageError("say which: an ID of `supervise.py list`, --repository DIR, or --all")
     folders = {folder.resolve() for folder in repositories}
-    chosen = [launch for launch in find_launches() if everything or _is_chosen(launch, ids, folders)]
+    chosen = []
+    for launch in find_launches():
+        repository = launch.record.repository if launch.record else None
+        serves = repository is not None and Path(repository).resolve() in folders
+        if everything or launch.id in ids or serves:
+            chosen.append(launch)
     # Every supervisor gets its signal before the first one is waited for.
     for launch in chosen:
-        _request_stop(launch, now=now)
+        # One that is stopping already would take a second SIGTERM for a request to end at once.
+        if launch.supervisor is not None and (now or launch.state != "stopping"):
+            processes.send(launch.supervisor, END_NOW if now else signal.SIGTERM)
+            processes.send(launch.supervisor, signal.SIGCONT)  # Ctrl-Z may have stopped it
     for name in ids:
         if name not in [launch.id for launch in chosen]:
             say(f"{name}: nothing runs")
@@ -282,20 +286,6 @@ def stop(
         _finish(launch, now=now)
         say(f"{launch.id}: stopped")
     return 0
-
-
-def _is_chosen(launch: FoundLaunch, ids: Sequence[str], folders: Set[Path]) -> bool:
-    if launch.id in ids:
-        return True
-    repository = launch.record.repository if launch.record else None
-    return repository is not None and Path(repository).resolve() in folders
-
-
-def _request_stop(launch: FoundLaunch, *, now: bool) -> None:
-    # A supervisor that is stopping already would take a second SIGTERM for a request to end at once.
-    if launch.supervisor is not None and (now or launch.state != "stopping"):
-        processes.send(launch.supervisor, END_NOW if now else signal.SIGTERM)
-        processes.send(launch.supervisor, signal.SIGCONT)  # Ctrl-Z may have stopped it
 
 
 def _finish(launch: FoundLaunch, *, now: bool) -> None:
@@ -309,19 +299,14 @@ def _finish(launch: FoundLaunch, *, now: bool) -> None:
     if launch.supervisor is not None:
         processes.send(launch.supervisor, signal.SIGKILL)
     tag = LaunchTag(launch=launch.id)
-    if launch.supervisor is None and not now:
-        _stop_members(tag, deadline)
+    if launch.supervisor is None and not now:  # on a further node, or after it was killed
+        left = members(tag)
+        # tritonserver drains, and its end ends the others. Without one there is nothing to drain.
+        if not terminate_servers(left):
+            for process in left:
+                processes.send(process, signal.SIGTERM)
+        while members(tag) and time.monotonic() < deadline:
+            time.sleep(_TICK_S)
     kill_all(tag)
     remove_shared_memory(launch.id)
     remove_record(launch.id)
-
-
-def _stop_members(tag: LaunchTag, deadline: float) -> None:
-    """Stop the processes themselves where no supervisor is here: on a further node, or after it was killed."""
-    left = members(tag)
-    # tritonserver drains, and its end ends the others. Without one there is nothing to drain.
-    if not terminate_servers(left):
-        for process in left:
-            processes.send(process, signal.SIGTERM)
-    while members(tag) and time.monotonic() < deadline:
-        time.sleep(_TICK_S)

@@ -97,15 +97,13 @@ def parse_event(text: str, launch: str) -> dict[str, Any] | None:
         facts, _ = json.JSONDecoder().raw_decode(rest)
     except (ValueError, RecursionError):
         return None
-    return facts if isinstance(facts, dict) and facts.get("launch") == launch and _is_valid(facts) else None
-
-
-def _is_valid(facts: dict[str, Any]) -> bool:
-    """Check every value. A launcher can lose a piece of a line, and the rest may still be JSON."""
+    if not isinstance(facts, dict) or facts.get("launch") != launch:
+        return None
+    # Every value is checked: a launcher can lose a piece of a line, and the rest may still be JSON.
     known = {name: value for name, value in facts.items() if name in _CHECKS and value is not None}
-    if not all(_CHECKS[name](value) for name, value in known.items()):
-        return False
-    return {"rank", "event"} <= known.keys() and known.keys() >= set(_NEEDED[known["event"]])
+    if not all(_CHECKS[name](value) for name, value in known.items()) or not {"rank", "event"} <= known.keys():
+        return None
+    return facts if known.keys() >= set(_NEEDED[known["event"]]) else None
 
 
 _RANK = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
@@ -167,11 +165,23 @@ class _RankGuard:
         processes.adopt_orphans()
         processes.signal_at_parents_death(_PARENT_DIED)
         self._stderr = OutputWriter(2)
-        self._send_event("started", **self._facts())
+        repository = checkpoint = None
+        served = command.served_repository(self._command) or Path(__file__).resolve().parents[3]
+        with contextlib.suppress(OSError):  # the engine reports unreadable files better
+            repository, checkpoint = command.repository_hash(served), command.checkpoint_hash(served)
+        self._send_event(
+            "started",
+            size=mpi_size(os.environ),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            repository=repository,
+            checkpoint=checkpoint,
+            python=platform.python_version(),
+        )
         environment = {**os.environ, LAUNCH_VARIABLE: self._tag.launch, RANK_VARIABLE: str(self._number)}
         # The ranks of other nodes have no server, so that the link's name is enough for them.
-        command = with_plain_path(self._command, self._tag.launch, make=self._number == 0)
-        child = ChildProcess(command, environment)
+        words = with_plain_path(self._command, self._tag.launch, make=self._number == 0)
+        child = ChildProcess(words, environment)
         server = ServerWatch(self._tag, self._command, spare=self._spare) if self._number == 0 else None
         tick_s = _OTHERS_TICK_S if server is None else _TICK_S
         left_behind = False
@@ -184,7 +194,10 @@ class _RankGuard:
                 self._stop.end_now = True
             left_behind = server is not None and server.look()
             if self._stop.end_now or left_behind or self._stop.is_overdue:
-                self._kill(child)
+                kill_all(self._tag, spare=self._spare)
+                while child.exit_code is None:
+                    time.sleep(0.02)
+                    processes.reap()
                 break
             self._send_alive()
         # A shell whose children are killed first may still end with 0 before it is killed itself.
@@ -194,7 +207,11 @@ class _RankGuard:
         if self._was_told_to_end_now:
             return 0  # mpirun would take any other code for a failure of the rank
         if code and mpi_size(os.environ) > 1 and not self._stop.stopping:
-            return code if _lingers(signals) else 0
+            end = time.monotonic() + _LINGER_S
+            while (left := end - time.monotonic()) > 0:
+                if signals.wait(left):
+                    return 0
+                processes.reap()
         return code
 
     def _handle_signal(self, signum: int, child: ChildProcess) -> None:
@@ -215,31 +232,11 @@ class _RankGuard:
         kill_all(self._tag, spare=self._spare)
         return child.exit_code
 
-    def _kill(self, child: ChildProcess) -> None:
-        kill_all(self._tag, spare=self._spare)
-        while child.exit_code is None:
-            time.sleep(0.02)
-            processes.reap()
-
     def _members(self) -> list[processes.Process]:
         return members(self._tag, spare=self._spare)
 
     def _send_event(self, event: str, **facts: object) -> None:
         self._stderr.write(f"{event_line(self._number, event, self._tag.launch, **facts)}\n".encode())
-
-    def _facts(self) -> dict[str, object]:
-        repository = checkpoint = None
-        served = command.served_repository(self._command) or Path(__file__).resolve().parents[3]
-        with contextlib.suppress(OSError):  # the engine reports unreadable files better
-            repository, checkpoint = command.repository_hash(served), command.checkpoint_hash(served)
-        return {
-            "size": mpi_size(os.environ),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "repository": repository,
-            "checkpoint": checkpoint,
-            "python": platform.python_version(),
-        }
 
     def _send_alive(self) -> None:
         now = time.monotonic()
@@ -256,13 +253,3 @@ class _RankGuard:
             read_bytes=sum(processes.read_bytes(process.pid) for process in alive),
             rss_bytes=sum(processes.rss_bytes(process.pid) for process in alive),
         )
-
-
-def _lingers(signals: Signals) -> bool:
-    """Wait after a failure; return False when a signal ended the wait."""
-    end = time.monotonic() + _LINGER_S
-    while (left := end - time.monotonic()) > 0:
-        if signals.wait(left):
-            return False
-        processes.reap()
-    return True

@@ -57,15 +57,14 @@ class ServerWatch:
 
     def look(self) -> bool:
         """Return True when the rest of the rank has to be ended. Cheap once the server has been seen."""
+        now = time.monotonic()
         try:
-            return self._look(time.monotonic())
+            if self._server is None:
+                self._search(now)
         except OSError:  # at a limit of open files, where nobody can tell
             return False
-
-    def _look(self, now: float) -> bool:
         if self._server is None:
-            self._search(now)
-            return self._is_expected and now - self._began > _APPEARS_WITHIN_S and not self._has_appeared()
+            return self._is_expected and now - self._began > _APPEARS_WITHIN_S and not self._was_seen
         if self._starter_gone_at is None:
             if processes.runs(self._server):
                 return False
@@ -76,21 +75,15 @@ class ServerWatch:
         crashed = self._looks_since_end <= _CRASHED_LOOKS
         return now - self._starter_gone_at > (_CRASH_GRACE_S if crashed else _END_GRACE_S)
 
-    def _has_appeared(self) -> bool:
-        """Return whether a server was seen, also one that a profiler runs under another name: stubs keep theirs."""
-        if self._server is None and not self._was_seen:
-            self._was_seen = any(process.name.startswith("triton") for process in members(self._tag, spare=self._spare))
-        return self._server is not None or self._was_seen
-
     def _search(self, now: float) -> None:
-        often = now - self._began < _OFTEN_FOR_S
-        if not often and now - self._searched_at < _SEARCH_EVERY_S:
+        if now - self._began >= _OFTEN_FOR_S and now - self._searched_at < _SEARCH_EVERY_S:
             return
         self._searched_at = now
-        servers = [process for process in members(self._tag, spare=self._spare) if process.name == SERVER_NAME]
-        if servers:
-            self._server = servers[0]
-            self._starter = processes.look_up(servers[0].parent)
+        for process in members(self._tag, spare=self._spare):
+            # A profiler may run the server under another name; its stubs keep theirs.
+            self._was_seen = self._was_seen or process.name.startswith("triton")
+            if process.name == SERVER_NAME and self._server is None:
+                self._server, self._starter = process, processes.look_up(process.parent)
 
 
 class StubWatch:
@@ -142,12 +135,12 @@ class ServerHealth:
         names = (quote(os.fsencode(model), safe="") for model in models)
         self._paths = ["/v2/health/ready", *(f"/v2/models/{name}/ready" for name in names)]
         self._closed = threading.Event()
-        start_thread("health", self._run)
+        start_thread("health", self._ask_until_closed)
 
     def close(self) -> None:
         self._closed.set()
 
-    def _run(self) -> None:
+    def _ask_until_closed(self) -> None:
         pause_s, was_ready = min(self._every_s, _LOADING_EVERY_S), False
         while not self._closed.wait(pause_s):
             self.answer = self._ask()

@@ -7,13 +7,16 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from deepseek_launcher import launches
-from deepseek_launcher.attempt import Attempt, End, Outcome, Restarts, Supervision
+from deepseek_launcher.attempt import Attempt, End, Restarts, Supervision
 from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, LaunchTag, SupervisorGuard, given_launch_id
 from deepseek_launcher.options import RunOptions, UsageError
+
+_PORTS_FREE_S = 30
+"""Seconds to wait before a restart until the ports of the last attempt are free."""
 
 
 def check_free(host: str, ports: Mapping[str, int]) -> None:
@@ -65,7 +68,10 @@ def _port_problem(host: str, name: str, port: int) -> str | None:
 
 def _holder(port: int) -> str | None:
     """Return the process that listens on `port`; None where /proc does not show it."""
-    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    # Columns of /proc/net/tcp, from proc(5): 1 is address:port in hex, 3 the state, 9 the inode.
+    tables = [table for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if table.is_file()]
+    rows = [row.split() for table in tables for row in table.read_text(encoding="ascii").splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         # It belongs to another user, or has gone meanwhile.
         with contextlib.suppress(OSError):
@@ -73,22 +79,6 @@ def _holder(port: int) -> str | None:
                 name = (descriptor.parents[1] / "comm").read_text(encoding="utf-8", errors="replace").strip()
                 return f"process {descriptor.parents[1].name} ({name})"
     return None
-
-
-def _listening_inodes(port: int) -> Iterator[str]:
-    """Yield the inodes of the sockets that listen on `port`.
-
-    Columns of /proc/net/tcp, from proc(5): 1 is address:port in hex, 3 the state, 9 the inode.
-    """
-    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-        for row in table.read_text(encoding="ascii").splitlines()[1:] if table.is_file() else []:
-            columns = row.split()
-            if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
-                yield columns[9]
-
-
-_PORTS_FREE_S = 30
-"""Seconds to wait before a restart until the ports of the last attempt are free."""
 
 
 def run(options: RunOptions) -> int:
@@ -104,8 +94,16 @@ def run(options: RunOptions) -> int:
     check_free(options.http_address, options.ports)
     claim = _claim(tag.launch)
     with claim, contextlib.ExitStack() as guarded:
+
+        def remove_files() -> None:
+            """Run in the guard, after the supervisor was killed."""
+            if options.ready_file is not None:
+                with contextlib.suppress(OSError):
+                    options.ready_file.unlink(missing_ok=True)
+            launches.remove_record(tag.launch)
+
         # Process 1 needs no guard: the kernel kills the whole container with it.
-        guard = None if os.getpid() == 1 else SupervisorGuard(tag, afterwards=lambda: _remove_files(options, tag))
+        guard = None if os.getpid() == 1 else SupervisorGuard(tag, afterwards=remove_files)
         if guard is not None:
             guarded.enter_context(guard)
         with reserve(options.ports):
@@ -114,14 +112,6 @@ def run(options: RunOptions) -> int:
                 return _run(supervision)
             finally:
                 supervision.close()
-
-
-def _remove_files(options: RunOptions, tag: LaunchTag) -> None:
-    """Remove the ready file and the record. Runs in the guard, after the supervisor was killed."""
-    if options.ready_file is not None:
-        with contextlib.suppress(OSError):
-            options.ready_file.unlink(missing_ok=True)
-    launches.remove_record(tag.launch)
 
 
 def model_names(repository: Path) -> list[str]:
@@ -164,7 +154,9 @@ def _run(supervision: Supervision) -> int:
         is_last = supervision.stop.stopping or supervision.is_stuck
         delay_s = None if is_last else restarts.delay_s(outcome)
         if delay_s is None:
-            supervision.say(_final_message(outcome, num_attempts))
+            given_up = f"; given up after {num_attempts} tries" if num_attempts > 1 and outcome.end is End.FATAL else ""
+            code = f"exit code {outcome.exit_code}"
+            supervision.say(f"{outcome.reason}{given_up}" + ("" if code in outcome.reason else f" ({code})"))
             return outcome.exit_code
         supervision.num_restarts = restarts.done
         supervision.say(
@@ -191,9 +183,3 @@ def _wait_for_ports(supervision: Supervision) -> bool:
             return True
         if not supervision.pause(1):
             return False
-
-
-def _final_message(outcome: Outcome, num_attempts: int) -> str:
-    given_up = f"; given up after {num_attempts} tries" if num_attempts > 1 and outcome.end is End.FATAL else ""
-    code = f"exit code {outcome.exit_code}"
-    return f"{outcome.reason}{given_up}" + ("" if code in outcome.reason else f" ({code})")

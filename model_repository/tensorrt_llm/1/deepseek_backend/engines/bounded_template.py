@@ -82,11 +82,17 @@ class TemplateProcess:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
+        folders: dict[str, None] = {}
+        for package in ("jinja2", "markupsafe"):
+            spec = find_spec(package)
+            if spec is None or spec.origin is None:
+                raise TemplateFailure(f"{package} is not installed, which chat templates need: pip install jinja2")
+            folders[str(Path(spec.origin).parents[1])] = None
         # Nothing of the environment and the site is loaded (-I, -S), which keeps out what others put there and is fast.
         command = [
             *(sys.executable or f"{sys.exec_prefix}/bin/python3", "-I", "-S", "-B", str(_PROGRAM)),
             *map(str, self._limits),
-            *_folders_of("jinja2", "markupsafe"),
+            *folders,
         ]
         kept = {name: value for name in _KEPT_VARIABLES if (value := os.environ.get(name)) is not None}
         try:
@@ -125,16 +131,6 @@ class TemplateProcess:
             if pipe is not None:
                 with suppress(OSError):  # a request that was not sent whole
                     pipe.close()
-
-
-def _folders_of(*packages: str) -> list[str]:
-    folders = []
-    for package in packages:
-        spec = find_spec(package)
-        if spec is None or spec.origin is None:
-            raise TemplateFailure(f"{package} is not installed, which chat templates need: pip install jinja2")
-        folders.append(str(Path(spec.origin).parents[1]))
-    return list(dict.fromkeys(folders))
 
 
 class BoundedTemplate:

@@ -48,8 +48,24 @@ class LoopThread:
     def start(self, first: Callable[[], None]) -> None:
         """Run `first` in the thread and wait for it. Its exception is raised here, after the thread has ended."""
         begun: Future[None] = Future()
+
+        def work() -> None:
+            loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(loop)
+            try:
+                first()
+            except BaseException as error:  # also SystemExit: `start` waits for the result
+                loop.close()
+                begun.set_exception(error)
+                return
+            with self._lock:
+                self._loop = loop
+            begun.set_result(None)
+            loop.run_forever()
+            loop.close()
+
         # A daemon thread, because the process has to end even when this thread is stuck.
-        self._thread = threading.Thread(target=self._run, args=(first, begun), name=self._name, daemon=True)
+        self._thread = threading.Thread(target=work, name=self._name, daemon=True)
         self._thread.start()
         error = begun.exception()
         if error is not None:
@@ -85,21 +101,6 @@ class LoopThread:
         self._thread.join(JOIN_TIMEOUT_S)
         if self._thread.is_alive():
             logger.error("the thread %s has not ended in %g s", self._name, JOIN_TIMEOUT_S)
-
-    def _run(self, first: Callable[[], None], begun: Future[None]) -> None:
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            first()
-        except BaseException as error:  # also SystemExit: `start` waits for the result
-            loop.close()
-            begun.set_exception(error)
-            return
-        with self._lock:
-            self._loop = loop
-        begun.set_result(None)
-        loop.run_forever()
-        loop.close()
 
 
 @dataclass(eq=False)

@@ -33,7 +33,12 @@ def render_chat(tokenizer: Any, messages: Messages, template_kwargs: Mapping[str
     :raises RequestError: when the template refuses the conversation; E_UNSUPPORTED where there is no template.
     """
     # A client must not set these. chat_template, for example, is a program that would run here.
-    reserved = sorted(_reserved_arguments(tokenizer) & template_kwargs.keys())
+    # Those of the wrapped tokenizer count too, to which the wrapper passes on what it does not know, as does a method
+    # that overrides another, such as those of vLLM.
+    classes = {*type(tokenizer).__mro__, *type(unwrapped(tokenizer)).__mro__}
+    methods = [vars(one)["apply_chat_template"] for one in classes if "apply_chat_template" in vars(one)]
+    named = {name for method in methods for name in inspect.signature(method).parameters}
+    reserved = sorted(((named | _CONTROLS) - _TEMPLATE_DATA) & template_kwargs.keys())
     if reserved:
         raise RequestError(f"chat_template_kwargs: {', '.join(reserved)} can't be set by a request")
     try:
@@ -52,17 +57,6 @@ def render_chat(tokenizer: Any, messages: Messages, template_kwargs: Mapping[str
             ) from error
         raise RequestError(f"messages: the chat template refuses them: {describe(error)}") from error
     return str(text)
-
-
-def _reserved_arguments(tokenizer: Any) -> set[str]:
-    """Return the library's own arguments, also of the wrapped tokenizer: the wrapper passes on unknown ones.
-
-    So does a method that overrides another one, such as those of vLLM.
-    """
-    classes = {*type(tokenizer).__mro__, *type(unwrapped(tokenizer)).__mro__}
-    methods = [vars(one)["apply_chat_template"] for one in classes if "apply_chat_template" in vars(one)]
-    named = {name for method in methods for name in inspect.signature(method).parameters}
-    return (named | _CONTROLS) - _TEMPLATE_DATA
 
 
 def unwrapped(tokenizer: Any) -> Any:

@@ -292,7 +292,10 @@ class TensorFiles:
             paths = [folder / WEIGHTS]
         else:
             weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
-            if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
+            if not isinstance(weight_map, dict) or not all(
+                isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+                for name in weight_map.values()
+            ):
                 raise EngineError(f"{INDEX}: expected weight_map, the name of a file for each tensor")
             paths = [folder / name for name in sorted(set(weight_map.values()))]
         self._entries = {name: entry for path in paths for name, entry in _read_header(path).items()}
@@ -316,7 +319,11 @@ class TensorFiles:
             raise EngineError(f"tensor {name}: expected {math.prod(shape):,} numbers, got the place of {count:,}")
         stored = np.fromfile(entry.path, stored_as, count, offset=entry.begin).reshape(shape)
         if entry.dtype == "F8_E4M3":
-            tensor = self._dequantized(name, stored)
+            rows, columns = shape
+            block_rows, block_columns = self._block_size
+            scales = self.get(f"{name}_scale_inv", -(-rows // block_rows), -(-columns // block_columns))
+            tensor: Array = _E4M3[stored]
+            tensor *= scales.repeat(block_rows, 0)[:rows].repeat(block_columns, 1)[:, :columns]
         elif entry.dtype == "BF16":
             tensor = (stored.astype(np.uint32) << 16).view(np.float32)
         else:
@@ -324,18 +331,6 @@ class TensorFiles:
         if not np.isfinite(tensor).all():
             raise EngineError(f"tensor {name}: expected numbers, got an infinite one or NaN: copy the checkpoint again")
         return tensor
-
-    def _dequantized(self, name: str, stored: npt.NDArray[np.uint8]) -> Array:
-        rows, columns = stored.shape
-        block_rows, block_columns = self._block_size
-        scales = self.get(f"{name}_scale_inv", -(-rows // block_rows), -(-columns // block_columns))
-        values = _E4M3[stored]
-        values *= scales.repeat(block_rows, 0)[:rows].repeat(block_columns, 1)[:, :columns]
-        return values
-
-
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:

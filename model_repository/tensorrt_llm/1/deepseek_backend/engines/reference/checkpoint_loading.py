@@ -49,7 +49,10 @@ class ChatTemplate:
         self.source: str | None = source
         if source is not None:
             render_template(source, None)
-        self.special_tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(config.get(name)))}
+        tokens = {name: config.get(name) for name in _SPECIAL_TOKENS}
+        # A configuration may also give an object with the token's flags.
+        texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
+        self.special_tokens = {name: str(text) for name, text in texts.items() if text}
 
     def apply_chat_template(
         self,
@@ -83,11 +86,6 @@ class ChatTemplate:
             **template_kwargs,
         )
         return render_template(self.source, values)
-
-
-def _token_text(token: Any) -> str:
-    """Return a special token's text; a configuration may also give an object with its flags."""
-    return str(token.get("content", "")) if isinstance(token, dict) else token or ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +140,16 @@ def load_checkpoint(name: str, *, version_dir: Path) -> LoadedCheckpoint:
             of_generation = read_json(generation).get("eos_token_id") if generation.is_file() else None
             eos_token_ids = token_ids(of_generation) or config.eos_token_ids
         with timed(load_seconds, "tokenizer"):
-            tokenizer, template = _load_tokenizer(folder)
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            template = ChatTemplate(folder)
+            bos = template.special_tokens.get("bos_token")
+            # DeepSeek's own tokenizer.json does not put the token before a text, so that add_bos_token counts.
+            if bos and read_json(folder / "tokenizer_config.json").get("add_bos_token"):
+                bos_id = tokenizer.token_to_id(bos)
+                if tokenizer.encode("a").ids[:1] != [bos_id]:
+                    tokenizer.post_processor = TemplateProcessing(
+                        single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, bos_id)]
+                    )
         with timed(load_seconds, "weights"):
             model = DeepseekModel(config, TensorFiles(folder, config.weight_block_size))
     except Exception as error:  # tokenizers and jinja2 may raise anything
@@ -162,20 +169,3 @@ def load_checkpoint(name: str, *, version_dir: Path) -> LoadedCheckpoint:
         longest_token_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
         load_seconds=load_seconds,
     )
-
-
-def _load_tokenizer(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
-    """Return the tokenizer and the chat template.
-
-    add_bos_token in tokenizer_config.json counts: DeepSeek's own tokenizer.json does not put the token before a text.
-    """
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    template = ChatTemplate(folder)
-    bos = template.special_tokens.get("bos_token")
-    if bos and read_json(folder / "tokenizer_config.json").get("add_bos_token"):
-        bos_id = tokenizer.token_to_id(bos)
-        if tokenizer.encode("a").ids[:1] != [bos_id]:
-            tokenizer.post_processor = TemplateProcessing(
-                single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, bos_id)]
-            )
-    return tokenizer, template

@@ -181,18 +181,17 @@ def render_chat_form(messages: Messages, template_kwargs: Mapping[str, Any]) -> 
     thinking = template_kwargs.get("thinking", False)
     if not isinstance(thinking, bool):
         raise RequestError(f"chat_template_kwargs.thinking: expected true or false, got {quoted(thinking)}")
-    turns = [_turn(position, message) for position, message in enumerate(messages)]
+    turns = ""
+    for position, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if role not in _ROLES:
+            raise RequestError(f"messages[{position}].role: expected one of {', '.join(_ROLES)}, got {quoted(role)}")
+        if message.get("tool_calls"):
+            raise RequestError(f"messages[{position}]: tool_calls are not in this template")
+        if role == "user":
+            turns += f"{_USER}{content}"
+        elif role == "assistant":
+            answer = content.split(CLOSING, 1)[-1]  # without its reasoning
+            turns += f"{_ASSISTANT}{CLOSING}{answer}{EOS}"
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
-    return f"{BOS}{system}{''.join(turns)}{_ASSISTANT}{OPENING if thinking else CLOSING}"
-
-
-def _turn(position: int, message: Mapping[str, Any]) -> str:
-    role, content = message["role"], message["content"]
-    if role not in _ROLES:
-        raise RequestError(f"messages[{position}].role: expected one of {', '.join(_ROLES)}, got {quoted(role)}")
-    if message.get("tool_calls"):
-        raise RequestError(f"messages[{position}]: tool_calls are not in this template")
-    if role == "user":
-        return f"{_USER}{content}"
-    answer = content.split(CLOSING, 1)[-1]  # without its reasoning
-    return f"{_ASSISTANT}{CLOSING}{answer}{EOS}" if role == "assistant" else ""
+    return f"{BOS}{system}{turns}{_ASSISTANT}{OPENING if thinking else CLOSING}"

@@ -123,21 +123,39 @@ class KvTransfers:
             family, _, _, _, address = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
             listener = socket.create_server(address[:2], family=family, backlog=MAX_UNKNOWN)
             self._port = listener.getsockname()[1]
-            self._loop.call(self._listen, listener)
+            serving = asyncio.start_server(self._serve, sock=listener, limit=_READ_LIMIT_BYTES)
+            self._loop.call(lambda: setattr(self, "_server", asyncio.ensure_future(serving)))
         key = secrets.token_hex(16)
-        self._loop.call(self._keep, key, freed)
+
+        def keep() -> None:
+            self._held[key] = cache = _HeldCache(freed)
+            if self._timeout_s is not None:
+                cache.expiry = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, key)
+
+        self._loop.call(keep)
         return KvTicket(host=self._host, port=self._port, key=key, script=script)
 
     def drop(self, key: str) -> None:
         """Hold a KV cache no longer, unless a generation engine is fetching it already."""
-        self._loop.call(self._drop, key)
+
+        def free() -> None:
+            if key in self._held and self._held[key].writer is None:
+                self._free(key)
+
+        self._loop.call(free)
 
     def fetch(self, ticket: KvTicket, seconds: float, ended: Callable[[ContextLostError | None], None]) -> None:
         """Fetch a KV cache, which takes `seconds`. Another thread calls `ended` then, unless `close` comes before."""
-        if self._closed:
-            return
-        self._start()
-        self._loop.call(self._begin_fetch, ticket, seconds, ended)
+
+        def begin() -> None:
+            task = asyncio.get_running_loop().create_task(self._fetch(ticket, seconds, ended))
+            for tasks in (self._fetches, self._asking):
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+        if not self._closed:
+            self._start()
+            self._loop.call(begin)
 
     def close(self) -> None:
         """End all transfers, for good. Fetches that have not begun still take their KV caches, which frees them."""
@@ -150,19 +168,6 @@ class KvTransfers:
             self._loop.start(lambda: None)
 
     # Everything below runs in the loop's thread.
-
-    def _listen(self, listener: socket.socket) -> None:
-        serving = asyncio.start_server(self._serve, sock=listener, limit=_READ_LIMIT_BYTES)
-        self._server = asyncio.ensure_future(serving)
-
-    def _keep(self, key: str, freed: Callable[[], None]) -> None:
-        self._held[key] = cache = _HeldCache(freed)
-        if self._timeout_s is not None:
-            cache.expiry = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, key)
-
-    def _drop(self, key: str) -> None:
-        if key in self._held and self._held[key].writer is None:
-            self._free(key)
 
     def _expire(self, key: str) -> None:
         if (writer := self._held[key].writer) is None:
@@ -212,12 +217,6 @@ class KvTransfers:
         cache.writer = writer
         writer.write(TAKEN)
         return key
-
-    def _begin_fetch(self, ticket: KvTicket, seconds: float, ended: Callable[[ContextLostError | None], None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._fetch(ticket, seconds, ended))
-        for tasks in (self._fetches, self._asking):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
 
     async def _fetch(self, ticket: KvTicket, seconds: float, ended: Callable[[ContextLostError | None], None]) -> None:
         where = f"the context server's transfer socket {ticket.host}:{ticket.port}"

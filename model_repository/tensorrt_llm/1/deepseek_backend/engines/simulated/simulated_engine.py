@@ -259,7 +259,17 @@ class SimulatedEngine:
                 self._hold(row, step)
         _send(steps)
         if self._generated_tokens >= self._options.fault_after:
-            self._inject_fault()
+            fault = self._options.fault
+            what = {"fail": "died", "hang": "hangs", "crash": "crashed"}[fault]
+            reason = f"the engine {what} after {self._generated_tokens} tokens, as engine_options.{fault}_after asks"
+            logger.error("%s", reason)
+            if fault == "fail":
+                self._fail(reason)
+            elif fault == "hang":
+                self._stopping.wait()
+            else:
+                self._failure, self._crashed = reason, True
+                self._transfers.close()
         return True
 
     def _pass_time(self, loads: Sequence[RankLoad]) -> None:
@@ -275,20 +285,6 @@ class SimulatedEngine:
                 self._late_s += begun - self._due_s
             self._due_s = begun + seconds / self._options.speed
             self._stopping.wait(max(0.0, self._due_s - now))
-
-    def _inject_fault(self) -> None:
-        """Fail, hang or crash, as the options request."""
-        fault = self._options.fault
-        what = {"fail": "died", "hang": "hangs", "crash": "crashed"}[fault]
-        reason = f"the engine {what} after {self._generated_tokens} tokens, as engine_options.{fault}_after asks"
-        logger.error("%s", reason)
-        if fault == "fail":
-            self._fail(reason)
-        elif fault == "hang":
-            self._stopping.wait()
-        else:
-            self._failure, self._crashed = reason, True
-            self._transfers.close()
 
     def _accept(self, row: SimulatedGeneration) -> None:
         if self._failure:
@@ -353,7 +349,12 @@ class SimulatedEngine:
 
     def _give_up(self, ticket: KvTicket) -> None:
         """Fetch a KV cache that nobody needs, so that the context engine frees it."""
-        self._transfers.fetch(ticket, 0.0, _log_lost)
+
+        def log_lost(error: ContextLostError | None) -> None:
+            if error is not None:
+                logger.info("a KV cache that nobody needs was not freed: %s", error)
+
+        self._transfers.fetch(ticket, 0.0, log_lost)
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         """Have the engine's thread call a function; for the threads of others."""
@@ -391,8 +392,3 @@ _OTHER_BEGINNING = RequestError(
     "context_phase_params: expected those of the same request, from a context server with the same eos_after and text; "
     "here the answer begins otherwise"
 )
-
-
-def _log_lost(error: ContextLostError | None) -> None:
-    if error is not None:
-        logger.info("a KV cache that nobody needs was not freed: %s", error)

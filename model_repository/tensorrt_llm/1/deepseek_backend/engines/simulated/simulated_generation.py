@@ -173,7 +173,12 @@ def begin(
     check_prompt_length(len(tokens), max_seq_len - 1)
     max_tokens = min(request.max_tokens, max_seq_len - len(tokens))
     ends_after = eos_after if dictated is None else len(dictated) + 1
-    length, finish_reason = _natural_end(sampling, max_tokens, ends_after)
+    length: int = max_tokens
+    finish_reason: FinishReason = "length"
+    if ends_after is not None and not sampling.ignore_eos:
+        with_eos = max(ends_after, (sampling.min_tokens or 0) + 1)
+        if with_eos <= max_tokens:
+            length, finish_reason = with_eos, "stop"
     ticket = read_ticket(request.handover) if request.handover is not None else None
     script: Script | Dictation | None = dictated  # an empty one counts too
     if script is None:
@@ -218,15 +223,6 @@ def _script(request: GenerateRequest, length: int) -> Script:
     elif seed is None:
         seed = random.getrandbits(64)
     return write_script(prompt, seed, closes_at=closes_at)
-
-
-def _natural_end(sampling: SamplingParams, max_tokens: int, eos_after: int | None) -> tuple[int, FinishReason]:
-    """Return the number of generated tokens and the finish reason, unless a stop token comes before."""
-    if eos_after is not None and not sampling.ignore_eos:
-        with_eos = max(eos_after, (sampling.min_tokens or 0) + 1)
-        if with_eos <= max_tokens:
-            return with_eos, "stop"
-    return max_tokens, "length"
 
 
 def _stopped(

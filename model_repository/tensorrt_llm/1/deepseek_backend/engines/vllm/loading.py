@@ -99,20 +99,12 @@ def _difference(name: str, recorded: Sequence[str]) -> str:
             subject = getattr(subject, part)
     except (ImportError, AttributeError):
         return f"{name} is not there"
-    names = _names(subject)
+    # The fields of a class (a dataclass, a Struct of msgspec, a NamedTuple, an Enum), or the parameters of a function.
+    kinds = ("__dataclass_fields__", "__struct_fields__", "_fields", "__members__") if isinstance(subject, type) else ()
+    found = next((fields for kind in kinds if (fields := getattr(subject, kind, None)) is not None), None)
+    parameters = found if found is not None else inspect.signature(subject).parameters
+    names = [parameter for parameter in parameters if found is not None or parameter not in ("self", "cls")]
     return "" if names == list(recorded) else f"{name} has {', '.join(names)} instead of {', '.join(recorded)}"
-
-
-def _names(subject: Any) -> list[str]:
-    """Return the fields of a class, or the parameters of a function without self."""
-    if isinstance(subject, type):
-        if dataclasses.is_dataclass(subject):
-            return [field.name for field in dataclasses.fields(subject)]
-        # In this order: a Struct of msgspec, a NamedTuple, an Enum.
-        for attribute in ("__struct_fields__", "_fields", "__members__"):
-            if (names := getattr(subject, attribute, None)) is not None:
-                return list(names)
-    return [name for name in inspect.signature(subject).parameters if name not in ("self", "cls")]
 
 
 def prepare_process() -> None:

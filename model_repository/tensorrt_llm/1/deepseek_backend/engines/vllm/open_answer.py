@@ -90,7 +90,14 @@ class GrowingAnswer:
         A token that ends the answer is counted, but its text is shown only on request, and an end token's never.
         """
         if finish_reason not in _FINISH_REASONS:
-            return Step(error=_error(finish_reason), num_input_tokens=self._num_input_tokens)
+            error: EngineError | UnavailableError
+            if finish_reason == "abort":  # not by this engine, which has forgotten a request that it has aborted
+                error = UnavailableError(f"vLLM's engine core was told to end, and has ended the request{ASK_ANOTHER}")
+            elif finish_reason == "error":
+                error = EngineError("vLLM ended the request with an error; the server's log has the cause")
+            else:
+                error = EngineError(f"vLLM ended the request with the unknown finish reason {finish_reason!r}")
+            return Step(error=error, num_input_tokens=self._num_input_tokens)
         stopped_by = stop_reason if stop_reason in self._sampling.stop_token_ids else None
         shown = token_ids
         if finish_reason == "stop" and not (stopped_by is not None and self._sampling.include_stop_str_in_output):
@@ -158,14 +165,6 @@ class GrowingAnswer:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _error(finish_reason: str) -> EngineError | UnavailableError:
-    if finish_reason == "abort":  # not by this engine, which has forgotten a request that it has aborted
-        return UnavailableError(f"vLLM's engine core was told to end, and has ended the request{ASK_ANOTHER}")
-    if finish_reason == "error":
-        return EngineError("vLLM ended the request with an error; the server's log has the cause")
-    return EngineError(f"vLLM ended the request with the unknown finish reason {finish_reason!r}")
 
 
 @dataclass(eq=False)

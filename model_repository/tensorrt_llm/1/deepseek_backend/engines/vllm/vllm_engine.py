@@ -19,7 +19,7 @@ import importlib
 import logging
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import TimeoutError as CallTimeoutError
 from dataclasses import dataclass
 from functools import partial
@@ -167,7 +167,16 @@ class VllmEngine(LoopEngine[OpenAnswer]):
             tasks = await self._llm.get_supported_tasks()
             as_error = self._as_backend_error
             self._connection = CoreConnection(self._llm, tasks, self._numbers, text, self._deliver, as_error)
-        self._keep(self._read())
+
+        async def read() -> None:
+            try:
+                await self._connection.read()
+            except Exception as error:
+                logger.debug("reading vLLM's outputs has failed", exc_info=error)
+                reason = CORE_DIED if isinstance(error, self._vllm.dead) else describe(error)
+                self._fail(f"{reason}; the server's log has the cause")
+
+        self._keep(read())
 
     def health(self) -> EngineHealth:
         if not self._loop.running:
@@ -197,14 +206,6 @@ class VllmEngine(LoopEngine[OpenAnswer]):
                 process.kill()
 
     # Everything below runs on the loop thread.
-
-    async def _read(self) -> None:
-        try:
-            await self._connection.read()
-        except Exception as error:
-            logger.debug("reading vLLM's outputs has failed", exc_info=error)
-            reason = CORE_DIED if isinstance(error, self._vllm.dead) else describe(error)
-            self._fail(f"{reason}; the server's log has the cause")
 
     async def _serve(self, entry: OpenAnswer) -> None:
         """Serve one request: until vLLM has it, or by the public way until its last step."""
@@ -265,25 +266,25 @@ class VllmEngine(LoopEngine[OpenAnswer]):
         return EngineError(f"vLLM failed: {describe(cause)}")
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
-        """Deliver the steps of one iteration, in one call for each sink."""
-        self._send(self._still_open(steps))
+        """Deliver the steps of one iteration whose requests have not ended, in one call for each sink."""
+
+        def still_open() -> Iterator[tuple[OpenAnswer, Step]]:
+            for pair in steps:
+                entry, step = pair
+                if not entry.is_open:
+                    continue
+                if step.finish_reason is not None or step.error is not None:
+                    entry.is_open = False
+                    del self._open[entry.request.request_id]
+                    self._ranks.give_back(entry.rank)
+                    if step.error is not None and not self._fatal:  # vLLM may not know of it, and would go on
+                        self._keep(self._drop([entry]))
+                yield pair
+
+        self._send(still_open())
 
     def _finish(self, entry: OpenAnswer, step: Step) -> None:
         self._deliver([(entry, step)])
-
-    def _still_open(self, steps: Iterable[tuple[OpenAnswer, Step]]) -> Iterator[tuple[OpenAnswer, Step]]:
-        """Yield the steps of requests that have not ended, and end those whose last step is among them."""
-        for pair in steps:
-            entry, step = pair
-            if not entry.is_open:
-                continue
-            if step.finish_reason is not None or step.error is not None:
-                entry.is_open = False
-                del self._open[entry.request.request_id]
-                self._ranks.give_back(entry.rank)
-                if step.error is not None and not self._fatal:  # vLLM may not know of it, and would go on
-                    self._keep(self._drop([entry]))
-            yield pair
 
     def _abort(self, request_id: str) -> None:
         entry = self._open.get(request_id)
