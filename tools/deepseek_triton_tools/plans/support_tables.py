@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepseek_triton_build import FORMATS, PlanRequest, RefusedPlanError, resolve_target, resolve_vllm_target
@@ -65,22 +66,28 @@ class Cell:
     """The reason why it can't work, or the source of the published number."""
 
 
+Served = Sequence[tuple[Variant, KnownCheckpoint, Sequence[Cell]]]
+"""Each variant and its weights, with a cell for each GPU."""
+
+
 def show_variants(gpu: str | None, *, as_json: bool) -> None:
-    """Print the support tables of one GPU, or of all. Raises UnknownNameError for an unknown GPU."""
+    """Print the support tables of one GPU, or of all.
+
+    :raises UnknownNameError: for an unknown GPU.
+    """
     chosen = [find_gpu(gpu)] if gpu else list(gpus().values())
+    served = [
+        (variant, checkpoint, [_cell(variant, checkpoint, one) for one in chosen])
+        for variant in variants().values()
+        for checkpoint in (*variant.checkpoints.values(), *variant.own_checkpoints.values())
+    ]
     with to_reader():
         if as_json:
-            print_json(_document(chosen))
+            print_json(_document(served, chosen))
             return
-        for table in (*_gpu_tables(chosen), *_other_tables(chosen)):
+        for table in (*_gpu_tables(served, chosen), *_other_tables(chosen)):
             show(table)
         print(paragraph(_LEGEND, "", ""))
-
-
-def _served() -> Iterable[tuple[Variant, KnownCheckpoint]]:
-    for variant in variants().values():
-        for checkpoint in (*variant.checkpoints.values(), *variant.own_checkpoints.values()):
-            yield variant, checkpoint
 
 
 def _target(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu, engine: str, **version: Any) -> Any:
@@ -100,38 +107,32 @@ def _target(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu, engine: str
     return resolve_vllm_target(request) if engine == "vllm" else resolve_target(request)
 
 
-def _vllm_gpus(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> int | None:
-    """Return the fewest GPUs with vLLM; None where it can't work."""
-    with suppress(RefusedPlanError):
-        return int(_target(variant, checkpoint, gpu, "vllm").num_gpus)
-    return None
-
-
 def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
+    vllm_gpus = None
+    with suppress(RefusedPlanError):
+        vllm_gpus = _target(variant, checkpoint, gpu, "vllm").num_gpus
     try:
         target = _target(variant, checkpoint, gpu, "tensorrt_llm")
     except RefusedPlanError as refused:
-        return Cell(gpu=gpu.name, reason=str(refused))
+        return Cell(gpu=gpu.name, vllm_gpus=vllm_gpus, reason=str(refused))
     fewest = minimum_gpus(gpu, target.architecture, target.checkpoint)
-    if variant.model:  # what is published is about the models at full size
-        only = (variant.profile,)
-        return Cell(
-            gpu=gpu.name, published_gpus=fewest, minimum_gpus=fewest, profiles=only, reason="fits by arithmetic"
-        )
-    published = gpu.published_min_gpus.get(checkpoint.precision)
+    published = fewest if variant.model else gpu.published_min_gpus.get(checkpoint.precision)
     kept = {entry.profile for entry in variants().values()}
-    usable = (
+    usable = [
         name
         for name, profile in profiles().items()
         if name not in kept and any(recipe.holds_for(gpu, checkpoint.precision) for recipe in profile.recipes)
-    )
+    ]
+    # What is published is about the models at full size.
+    reason = "fits by arithmetic" if published else "fits by arithmetic; not published"
     return Cell(
         gpu=gpu.name,
         published_gpus=published,
         minimum_gpus=fewest,
-        recommended_gpus=gpu.recommended_gpus.get(checkpoint.precision),
-        profiles=tuple(usable),
-        reason=gpu.published_source if published else "fits by arithmetic; not published",
+        recommended_gpus=None if variant.model else gpu.recommended_gpus.get(checkpoint.precision),
+        profiles=(variant.profile,) if variant.model else tuple(usable),
+        vllm_gpus=vllm_gpus,
+        reason=gpu.published_source if published and not variant.model else reason,
     )
 
 
@@ -161,10 +162,7 @@ def support_of(variant: Variant, precision: str) -> Support | None:
         return False
 
     return Support(
-        cells=tuple(
-            replace(_cell(variant, checkpoint, gpu), vllm_gpus=_vllm_gpus(variant, checkpoint, gpu))
-            for gpu in gpus().values()
-        ),
+        cells=tuple(_cell(variant, checkpoint, gpu) for gpu in gpus().values()),
         releases=tuple(version for version in RELEASES if is_served("tensorrt_llm", release=version)),
         vllm_versions=tuple(version for version in VLLM_VERSIONS if is_served("vllm", vllm=version)),
     )
@@ -176,36 +174,25 @@ def _since(variant: Variant) -> str:
     return variant.min_release if load_release(oldest).is_before(variant.min_release) else oldest
 
 
-def _gpu_tables(chosen: list[Gpu]) -> Iterator[Table]:
+def _gpu_tables(served: Served, chosen: list[Gpu]) -> Iterator[Table]:
     """Yield the tables with a column for each GPU: of TensorRT-LLM, then of vLLM."""
     at_once = len(chosen) if tables.width() >= _WIDE else _FIT_80_COLUMNS
-    parts = [chosen[first : first + at_once] for first in range(0, len(chosen), at_once)]
-    kinds = [(variant, weights, "" if weights.model else "*") for variant, weights in _served()]
-    for part in parts:
+    parts = [slice(first, first + at_once) for first in range(0, len(chosen), at_once)]
+    titles = {"GPUs of one instance": "w4a16", "With --engine vllm": "w4a8"}  # title -> the other engine's precision
+    for (title, other), part in itertools.product(titles.items(), parts):
+        is_vllm = other == "w4a8"
         rows = [
             (
                 variant.name,
-                f"{weights.precision}{mark}",
-                *(_count(_cell(variant, weights, gpu)) for gpu in part),
-                _since(variant),
+                f"{weights.precision}{'' if weights.model else '*'}",
+                *(str(cell.vllm_gpus or "-") if is_vllm else _count(cell) for cell in cells[part]),
+                *([] if is_vllm else [_since(variant)]),
             )
-            for variant, weights, mark in kinds
-            if weights.precision != "w4a16"
+            for variant, weights, cells in served
+            if weights.precision != other
         ]
-        headings = ("variant", "precision", *(gpu.name for gpu in part), "since")
-        yield Table(title="GPUs of one instance", headings=headings, rows=rows, is_grid=True)
-    for part in parts:
-        counts = [
-            (
-                variant.name,
-                f"{weights.precision}{mark}",
-                *(str(_vllm_gpus(variant, weights, gpu) or "-") for gpu in part),
-            )
-            for variant, weights, mark in kinds
-            if weights.precision != "w4a8"
-        ]
-        headings = ("variant", "precision", *(gpu.name for gpu in part))
-        yield Table(title="With --engine vllm", headings=headings, rows=counts, is_grid=True)
+        columns = [gpu.name for gpu in chosen[part]] + ([] if is_vllm else ["since"])
+        yield Table(title=title, headings=("variant", "precision", *columns), rows=rows, is_grid=True)
 
 
 def _count(cell: Cell) -> str:
@@ -253,7 +240,7 @@ def _where(profile: Profile, chosen: list[Gpu]) -> str:
     return "; ".join(f"{on_it} on {', '.join(names)}" for on_it, names in places.items() if on_it) or "-"
 
 
-def _document(chosen: list[Gpu]) -> dict[str, object]:
+def _document(served: Served, chosen: list[Gpu]) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "variants": [
@@ -265,12 +252,9 @@ def _document(chosen: list[Gpu]) -> dict[str, object]:
                 "also_named": list(checkpoint.alternatives),
                 "weight_bytes": checkpoint.weight_bytes or None,
                 "min_release": _since(variant),
-                "gpus": [
-                    asdict(replace(_cell(variant, checkpoint, gpu), vllm_gpus=_vllm_gpus(variant, checkpoint, gpu)))
-                    for gpu in chosen
-                ],
+                "gpus": [asdict(cell) for cell in cells],
             }
-            for variant, checkpoint in _served()
+            for variant, checkpoint, cells in served
         ],
         "profiles": [
             {
