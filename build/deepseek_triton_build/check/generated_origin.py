@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ _MOST_GPUS = 1_000_000
 _RECORDED = re.compile(rb'^(release|vllm): "([0-9.]+)"', re.MULTILINE)
 
 
+_FIX = "write the original again: deepseek-triton build --force"
 _ASKED_FOR = ("config.pbtxt", "1/model.yaml")
 """Files whose absence is another finding. The record, and scripts, which lie beside the model, are read elsewhere."""
 
@@ -78,57 +80,37 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
     :param model: the folder of the stamp: a model's, or the one with a script for a program of TensorRT-LLM.
     :param root: what is checked. Files beside a model's folder are looked at only when the repository is checked.
     """
-    problems: dict[str, dict[str, str]] = {"gone": {}}
+    gone: dict[str, str] = {}
+    unreadable: dict[str, dict[str, str]] = {}
     for name, expected in stamp.files.items():
         _, slash, within = name.partition("/")
-        if within == MANIFEST:
+        if within == MANIFEST or (not slash and root == model and stamp.is_of_triton):
             continue
-        if slash:
-            path, file = model / within, f"{label}{within}"
-        elif root == model and stamp.is_of_triton:
-            continue
-        else:
-            path, file = root / name, name
+        path, file = (model / within, f"{label}{within}") if slash else (root / name, name)
         try:
             content = read_bytes(path, MAX_TEXT_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             if within not in _ASKED_FOR:
-                problems["gone"][name] = file
+                gone[name] = file
         except OSError as error:
             if within and within not in (*_ASKED_FOR, f"1/{RELEASE_RECORD}"):
-                problems.setdefault(error.strerror or "unreadable", {})[name] = file
+                unreadable.setdefault(error.strerror or "unreadable", {})[name] = file
         else:
             if content is None or sha256(content) != expected:
-                yield _changed(name, file, within, path)
-    for problem, files in problems.items():
-        if files:
-            yield _missing(problem, files)
-
-
-def _missing(problem: str, files: Mapping[str, str]) -> Finding:
-    """Return the finding about files that are gone, or that can't be read.
-
-    :param files: their names in the stamp, with the names that findings use.
-    """
-    first = files[next(iter(files))]
-    if problem == "gone":
-        message = f"{first_names(files)} {'is' if len(files) == 1 else 'are'} gone since the folder was generated"
-        fix = "put the files back, or write the folder again: deepseek-triton build --force"
-        return codes.MISSING_FILE.finding(message, fix, file=first)
-    message = f"{first_names(files)} can't be read: {problem}"
-    return codes.UNREADABLE.finding(message, "make them readable, for tritonserver too", file=first)
-
-
-def _changed(name: str, file: str, within: str, path: Path) -> Finding:
-    message = f"{safe_name(name)} was changed since it was generated"
-    if (path.parent / CHECKSUMS).is_file():
-        fix = "write the original again: deepseek-triton build --force"
-        return codes.CHANGED_CHECKPOINT.finding(message, fix, file=file)
-    if within.startswith("1/") and within != "1/model.yaml":
-        fix = "write the original again: deepseek-triton build --force; or report what it lacks"
-        return codes.CHANGED_PROGRAM.finding(message, fix, file=file)
-    fix = "nothing, if that was meant; deepseek-triton build --force writes the original again"
-    return codes.CHANGED.finding(message, fix, file=file)
+                code = codes.CHANGED
+                if (path.parent / CHECKSUMS).is_file():
+                    code = codes.CHANGED_CHECKPOINT
+                elif within.startswith("1/") and within != "1/model.yaml":
+                    code = codes.CHANGED_PROGRAM
+                message = f"{safe_name(name)} was changed since it was generated"
+                fix = "nothing, if that was meant; deepseek-triton build --force writes the original again"
+                yield code.finding(message, fix if code is codes.CHANGED else _FIX, file=file)
+    if gone:
+        message = f"{first_names(gone)} {'is' if len(gone) == 1 else 'are'} gone since the folder was generated"
+        yield codes.MISSING_FILE.finding(message, f"put the files back, or {_FIX}", file=next(iter(gone.values())))
+    for problem, files in unreadable.items():
+        message, fix = f"{first_names(files)} can't be read: {problem}", "make them readable, for tritonserver too"
+        yield codes.UNREADABLE.finding(message, fix, file=next(iter(files.values())))
 
 
 @dataclass(frozen=True)
@@ -143,29 +125,19 @@ class Recorded:
 
 def read_recorded(version_dir: Path, label: str) -> tuple[Recorded, list[Finding]]:
     """Return what the record beside model.py is of, and what is wrong with it."""
-    if not os.path.exists(version_dir / RELEASE_RECORD):
+    path = version_dir / RELEASE_RECORD
+    if not os.path.exists(path):
         return Recorded(), []
-    if (recorded := _unchanged_record(version_dir / RELEASE_RECORD)) is not None:
-        return recorded, []
-    document, findings = read_yaml(version_dir / RELEASE_RECORD, f"{label}{RELEASE_RECORD}")
+    with suppress(OSError):  # read_yaml reads the file again and reports it
+        # Parsing a record takes longer than the rest of a check, and most are as they were written.
+        content = read_bytes(path, MAX_TEXT_BYTES) or b""
+        match = _RECORDED.search(content)
+        key, version = (match[1].decode(), match[2].decode()) if match else ("", "")
+        if key == "release" and version in READABLE_RELEASES and load_release(version).text.encode() == content:
+            return Recorded(release=version), []
+        if key == "vllm" and version in VLLM_VERSIONS and load_vllm(version).text.encode() == content:
+            return Recorded(vllm=version), []
+    document, findings = read_yaml(path, f"{label}{RELEASE_RECORD}")
     values = {} if document is None else document.values
     named = {key: str(values[key]) for key in ("release", "vllm") if values.get(key) is not None}
     return Recorded(**named), findings
-
-
-def _unchanged_record(path: Path) -> Recorded | None:
-    """Return what the record is of that the file holds byte for byte; None for any other file.
-
-    This saves parsing the record, which takes longer than the rest of a check.
-    """
-    try:
-        content = read_bytes(path, MAX_TEXT_BYTES) or b""
-    except OSError:  # read_recorded reads the file again and reports it
-        return None
-    found = _RECORDED.search(content)
-    key, version = (found[1].decode(), found[2].decode()) if found else ("", "")
-    if key == "release" and version in READABLE_RELEASES and load_release(version).text.encode() == content:
-        return Recorded(release=version)
-    if key == "vllm" and version in VLLM_VERSIONS and load_vllm(version).text.encode() == content:
-        return Recorded(vllm=version)
-    return None

@@ -31,16 +31,16 @@ def _chunk_size(d: Deployment) -> Iterator[Violation]:
 @RULES.error("A002")
 def _longest_input(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
-    if not d.takes_over and _is_refused(d, d.isl):
+    if not d.takes_over and _is_refused(d):
         message = f"prompts of {d.isl:,} tokens don't fit max_num_tokens {tokens:,}, and chunked prefill is off"
         fix = f"raise max_num_tokens to {d.isl} or more, or set enable_chunked_prefill: true"
         yield Violation("max_num_tokens", message, fix)
 
 
-def _is_refused(d: Deployment, prompt: int | None) -> bool:
-    """Tell whether a prompt of that length is known to be too long for one iteration, and can't go in chunks."""
+def _is_refused(d: Deployment) -> bool:
+    """Tell whether a prompt of the planned length is known to be too long for one iteration, and can't go in chunks."""
     tokens = d.get("max_num_tokens")
-    return bool(prompt is not None and tokens and not d.get("enable_chunked_prefill") and tokens < prompt)
+    return bool(d.isl is not None and tokens and not d.get("enable_chunked_prefill") and tokens < d.isl)
 
 
 @RULES.note("A003")
@@ -130,7 +130,7 @@ def _assumed_lengths(d: Deployment) -> Iterator[Violation]:
 
 @RULES.note("A010")
 def _own_prompts(d: Deployment) -> Iterator[Violation]:
-    if d.takes_over and _is_refused(d, d.isl):
+    if d.takes_over and _is_refused(d):
         message = f"max_num_tokens {d.get('max_num_tokens'):,} is less than a prompt of {d.isl:,} tokens, so that this "
         message += "generation server refuses those that it has to compute itself"
         fix = f"for that, raise max_num_tokens to {d.isl}, or set enable_chunked_prefill: true"

@@ -44,8 +44,7 @@ def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
 
 def sixteen_bits(d: Deployment) -> str:
     """Return how to get a KV cache of 16 bits: by the setting, by the checkpoint, or by both."""
-    by_checkpoint = d.checkpoint is not None and d.checkpoint.kv_cache_quant_algo == "FP8"
-    weights = "weights whose hf_quant_config.json names no kv_cache_quant_algo" if by_checkpoint else ""
+    weights = "weights whose hf_quant_config.json names no kv_cache_quant_algo" if d.defaults_to_fp8_kv else ""
     if d.get(_DTYPE) == "auto":
         return f"use {weights}"
     return f"set {_DTYPE}: auto{', and use ' if weights else ''}{weights}"

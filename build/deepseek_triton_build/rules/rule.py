@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget, Layout, cuda_graph_batch_sizes, make_budget
 from deepseek_triton_build.arithmetic.warmup_shapes import (
@@ -17,6 +17,7 @@ from deepseek_triton_build.arithmetic.warmup_shapes import (
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Variant
 from deepseek_triton_build.data.releases import Field, Release, load_release
 from deepseek_triton_build.data.type_strings import fits
+from deepseek_triton_build.data.vllm import Argument
 from deepseek_triton_build.rules.finding import Code, Severity
 
 CANONICAL_RELEASE = "1.2.1"
@@ -30,36 +31,37 @@ _DEFAULT_FRACTION = 0.9
 _LITERAL = re.compile(r"Literal\[[^]]*\](, in any case)?")
 
 
+_Deployed = TypeVar("_Deployed", bound="AnyDeployment")
+
+
 class UnknownFactError(Exception):
     """A rule asked for a setting that may have been given in a place that nobody has read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deployment:
-    """A set of LLM arguments and where it will run. A rule that needs an unknown fact finds nothing."""
+class AnyDeployment:
+    """A set of an engine's arguments and where it will run. A rule that needs an unknown fact finds nothing."""
 
     settings: Mapping[str, Any]
-    """The LLM arguments that are given, as dotted paths under CANONICAL_RELEASE's keys."""
+    """The arguments that are given, as dotted paths."""
     unknown: frozenset[str] = frozenset()
-    """Keys that may be given elsewhere, as by a program's flags, so that their defaults don't count."""
-    release: Release | None = None
+    """Arguments that may be given elsewhere, as by a program's flags, so that their defaults don't count."""
     variant: Variant | None = None
     architecture: Architecture | None = None
     checkpoint: KnownCheckpoint | None = None
     gpu: Gpu | None = None
     triton: Mapping[str, Any] = field(default_factory=dict)
     """The settings under triton_config, as dotted paths."""
-    environment: Mapping[str, str] = field(default_factory=dict)
     isl: int | None = None
     """Input length in tokens that the deployment is made for."""
-    takes_over: bool = False
-    """Whether it is known to be a generation server, to which other servers hand over the prompts' KV cache."""
-    assumed_isl: int | None = None
-    """Input length in tokens that it is planned for because none was given."""
     concurrency: int | None = None
     """Concurrent requests that the deployment is made for."""
     held_requests: int | None = None
     """Requests of the planned lengths that the instance's KV caches hold."""
+
+    def find(self, key: str) -> Field | Argument | None:
+        """Return the engine's argument of that dotted path."""
+        raise NotImplementedError
 
     def get(self, key: str) -> Any:
         """Return the value of `key`, or the engine's default when it is not given.
@@ -70,18 +72,58 @@ class Deployment:
             return self.settings[key]
         if key in self.unknown:
             raise UnknownFactError(key)
-        found = _canonical_field(key)
-        return None if found is None else found.default
+        row = self.find(key)
+        return None if row is None else row.default
 
-    def well_typed(self) -> Deployment:
-        """Return the deployment without the settings whose values are not of their keys' types.
+    def judged_type(self, spelled: str) -> str:
+        """Return the type that a setting must have for the rules to look at it."""
+        return spelled
 
-        The check reports such a value by itself, and a rule could fail on it. A Literal counts as text, as the rules
-        judge its values.
+    def well_typed(self: _Deployed) -> _Deployed:
+        """Return the deployment without the settings whose values are not of their arguments' types.
+
+        The check reports such a value by itself, and a rule could fail on it.
         """
-        types = {key: _LITERAL.sub("str", found.type) for key in self.settings if (found := _canonical_field(key))}
+        types = {key: self.judged_type(row.type) for key in self.settings if (row := self.find(key)) is not None}
         kept = {key: value for key, value in self.settings.items() if key not in types or fits(value, types[key])}
         return self if len(kept) == len(self.settings) else replace(self, settings=kept)
+
+    @property
+    def gpu_architecture(self) -> str | None:
+        return None if self.gpu is None else self.gpu.architecture
+
+    @property
+    def precision(self) -> str | None:
+        return None if self.checkpoint is None else self.checkpoint.precision
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the model is known to have sparse attention, as V3.2 has."""
+        return self.architecture is not None and self.architecture.is_sparse
+
+    @property
+    def defaults_to_fp8_kv(self) -> bool:
+        """Whether the KV cache is FP8 where the settings leave it to the checkpoint."""
+        return self.checkpoint is not None and self.checkpoint.kv_cache_quant_algo == "FP8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment(AnyDeployment):
+    """LLM arguments of TensorRT-LLM, under CANONICAL_RELEASE's keys."""
+
+    release: Release | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    takes_over: bool = False
+    """Whether it is known to be a generation server, to which other servers hand over the prompts' KV cache."""
+    assumed_isl: int | None = None
+    """Input length in tokens that it is planned for because none was given."""
+
+    def find(self, key: str) -> Field | None:
+        return _canonical_field(key)
+
+    def judged_type(self, spelled: str) -> str:
+        """A Literal counts as text, because the rules judge its values."""
+        return _LITERAL.sub("str", spelled)
 
     def budget(self) -> Budget | None:
         """Return the memory of one GPU, from well-typed settings alone; None when the GPU, the architecture or the
@@ -156,25 +198,10 @@ class Deployment:
         return self.release is not None and self.release.is_before(version)
 
     @property
-    def gpu_architecture(self) -> str | None:
-        return None if self.gpu is None else self.gpu.architecture
-
-    @property
-    def precision(self) -> str | None:
-        return None if self.checkpoint is None else self.checkpoint.precision
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether the model is known to have sparse attention, as V3.2 has."""
-        return self.architecture is not None and self.architecture.is_sparse
-
-    @property
     def has_fp8_kv(self) -> bool:
         """Whether the KV cache is FP8, by the settings or, where they leave it open, by the checkpoint."""
         dtype = self.get("kv_cache_config.dtype")
-        if dtype == "auto":
-            return self.checkpoint is not None and self.checkpoint.kv_cache_quant_algo == "FP8"
-        return bool(dtype == "fp8")
+        return self.defaults_to_fp8_kv if dtype == "auto" else bool(dtype == "fp8")
 
     @property
     def tokens_per_block(self) -> int:

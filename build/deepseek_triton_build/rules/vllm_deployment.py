@@ -2,61 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget, KvDtype, Layout
 from deepseek_triton_build.arithmetic.vllm_memory import vllm_budget
-from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Variant
-from deepseek_triton_build.data.type_strings import fits
-from deepseek_triton_build.data.vllm import VllmVersion
-from deepseek_triton_build.rules.rule import UnknownFactError
+from deepseek_triton_build.data.vllm import Argument, VllmVersion
+from deepseek_triton_build.rules.rule import AnyDeployment
 
 MTP_METHODS = ("mtp", "deepseek_mtp")
 """Values of speculative_config.method for the checkpoint's own MTP layer; the second is the older name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmDeployment:
-    """A set of vLLM's engine arguments and where it will run. A rule that needs an unknown fact finds nothing."""
+class VllmDeployment(AnyDeployment):
+    """vLLM's engine arguments."""
 
-    settings: Mapping[str, Any]
-    """The engine arguments that are given, as dotted paths."""
-    unknown: frozenset[str] = frozenset()
-    """Arguments that may be given elsewhere, as by a program's flags, so that their defaults don't count."""
     vllm: VllmVersion
-    variant: Variant | None = None
-    architecture: Architecture | None = None
-    checkpoint: KnownCheckpoint | None = None
-    gpu: Gpu | None = None
-    triton: Mapping[str, Any] = field(default_factory=dict)
-    """The settings under triton_config, as dotted paths."""
-    isl: int | None = None
-    """Input length in tokens that the deployment is made for."""
-    concurrency: int | None = None
-    """Concurrent requests that the deployment is made for."""
-    held_requests: int | None = None
-    """Requests of the planned lengths that the instance's KV caches hold."""
 
-    def get(self, key: str) -> Any:
-        """Return the value of `key`, or vLLM's default when it is not given.
-
-        :raises UnknownFactError: when it may be given elsewhere.
-        """
-        if key in self.settings:
-            return self.settings[key]
-        if key in self.unknown:
-            raise UnknownFactError(key)
-        found = self.vllm.find(key)
-        return None if found is None else found.default
-
-    def well_typed(self) -> VllmDeployment:
-        """Return the deployment without the settings whose values are not of their arguments' types."""
-        types = {key: found.type for key in self.settings if (found := self.vllm.find(key)) is not None}
-        kept = {key: value for key, value in self.settings.items() if key not in types or fits(value, types[key])}
-        return self if len(kept) == len(self.settings) else replace(self, settings=kept)
+    def find(self, key: str) -> Argument | None:
+        return self.vllm.find(key)
 
     @cached_property
     def layout(self) -> Layout:
@@ -99,18 +64,11 @@ class VllmDeployment:
     def has_fp8_kv(self) -> bool:
         """Whether the KV cache is FP8, by the settings or, where they leave it open, by the checkpoint."""
         dtype = self.get("kv_cache_dtype")
-        if dtype == "auto":
-            return self.checkpoint is not None and self.checkpoint.kv_cache_quant_algo == "FP8"
-        return str(dtype).startswith("fp8")
+        return self.defaults_to_fp8_kv if dtype == "auto" else str(dtype).startswith("fp8")
 
     @property
     def kv_dtype(self) -> KvDtype:
         return "fp8" if self.has_fp8_kv else "bf16"
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether the model is known to have sparse attention, as V3.2 has."""
-        return self.architecture is not None and self.architecture.is_sparse
 
     def budget(self) -> Budget | None:
         """Return the memory of one GPU; None when the GPU, the architecture or the weights are not known, or limits are
