@@ -15,7 +15,6 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
     weights,
 )
 from deepseek_triton_build.catalog import RELEASES, find_gpu, find_variant, load_release, variants
-from deepseek_triton_build.data.releases import Feature
 from deepseek_triton_build.rules.rule import Deployment
 
 R1 = find_variant("deepseek-r1")
@@ -72,7 +71,7 @@ def test_the_releases_have_a_layer_of_the_kv_cache_for_each_draft_token(release)
 def test_a_release_with_one_layer_for_all_drafts_has_one_more():
     features = {
         **load_release("1.2.1").features,
-        "mtp_kv_layer_per_draft": Feature(name="", supported=False, source=""),
+        "mtp_kv_layer_per_draft": False,
     }
     one = replace(load_release("1.2.1"), features=features)
     settings = {"speculative_config.decoding_type": "MTP", "speculative_config.num_nextn_predict_layers": 3}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -161,10 +161,10 @@ class Gpu:
 class MoeBackendRow:
     """One line of the support matrix of moe_config.backend."""
 
-    gpus: tuple[str, ...]
+    gpus: Sequence[str]
     precision: Precision
     ep: Literal["<=8", ">8", "any"]
-    backends: tuple[str, ...]
+    backends: Sequence[str]
     default: str
     source: str
 
@@ -176,25 +176,22 @@ class MoeBackendRow:
 
 @cache
 def architectures() -> dict[str, Architecture]:
-    return {name: Architecture(name=name, **entry) for name, entry in _load("architectures.yaml").items()}
+    return {name: Architecture(name=name, **entry) for name, entry in load_yaml("architectures.yaml").items()}
 
 
 @cache
 def variants() -> dict[str, Variant]:
-    return {name: _variant(name, entry) for name, entry in _load("variants.yaml").items()}
+    return {name: _variant(name, entry) for name, entry in load_yaml("variants.yaml").items()}
 
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    return {name: Gpu(name=name, **entry) for name, entry in _load("gpus.yaml").items()}
+    return {name: Gpu(name=name, **entry) for name, entry in load_yaml("gpus.yaml").items()}
 
 
 @cache
 def moe_backend_rows() -> tuple[MoeBackendRow, ...]:
-    rows = load_yaml("moe_backends.yaml")
-    return tuple(
-        MoeBackendRow(**(row | {"gpus": tuple(row["gpus"]), "backends": tuple(row["backends"])})) for row in rows
-    )
+    return tuple(MoeBackendRow(**row) for row in load_yaml("moe_backends.yaml"))
 
 
 def find_moe_backends(gpu: Gpu, precision: str, expert_parallel_size: int) -> MoeBackendRow | None:
@@ -215,18 +212,14 @@ def find_gpu(name: str) -> Gpu:
 
 def find_precision(name: str) -> Precision:
     """Return the precision of that name or alias in any case, or raise UnknownNameError."""
-    lower = name.lower()
-    for precision in PRECISIONS:
-        if lower == precision or PRECISION_ALIASES.get(lower) == precision:
-            return precision
-    note = _NO_BF16 if lower in ("bf16", "bfloat16") else ""
-    raise UnknownNameError("precision", name, (*PRECISIONS, *PRECISION_ALIASES), note=note)
-
-
-_NO_BF16 = (
-    "BF16 would only help GPUs without FP8, and TensorRT-LLM has no MLA kernels for DeepSeek there (rule H001); leave "
-    "--precision out"
-)
+    names: dict[str, Precision] = {precision: precision for precision in PRECISIONS}
+    names |= PRECISION_ALIASES
+    if name.lower() in names:
+        return names[name.lower()]
+    # BF16 weights would only help GPUs without FP8, where TensorRT-LLM has no MLA kernels for DeepSeek.
+    is_bf16 = name.lower() in ("bf16", "bfloat16")
+    note = "BF16 helps no GPU that serves DeepSeek (rule H001); leave --precision out" if is_bf16 else ""
+    raise UnknownNameError("precision", name, names, note=note)
 
 
 def variant_of_model(model: str) -> tuple[Variant, KnownCheckpoint] | None:
@@ -253,33 +246,22 @@ def _by_name() -> Mapping[str, tuple[Variant, KnownCheckpoint]]:
 
 def _variant(name: str, entry: dict[str, Any]) -> Variant:
     lists = {key: tuple(entry.get(key, ())) for key in ("engines", "presets")}
-    unnamed: dict[str, Any] = {
-        "model": "",
-        "weight_bytes": 0,
-        "bytes_status": "computed",
-        "num_shards": None,
-        "wo_quantized": False,
-    }
+    unnamed: dict[str, Any] = {"model": "", "weight_bytes": 0, "bytes_status": "computed", "num_shards": None}
     weights = {
         kind: {
-            precision: KnownCheckpoint(precision=find_precision(precision), **{**unnamed, **row})
+            precision: KnownCheckpoint(precision=find_precision(precision), **{**unnamed, "wo_quantized": False, **row})
             for precision, row in entry.get(kind, {}).items()
         }
         for kind in ("checkpoints", "own_checkpoints")
     }
     architecture = architectures()[entry["architecture"]] if "architecture" in entry else None
-    return Variant(name=name, **(entry | lists | weights | {"architecture": architecture}))
+    return Variant(name=name, **{**entry, **lists, **weights, "architecture": architecture})
 
 
 def _find(kind: str, name: str, entries: Mapping[str, _Entry]) -> _Entry:
     if name.lower() not in entries:
         raise UnknownNameError(kind, name, entries)
     return entries[name.lower()]
-
-
-def _load(file: str) -> dict[str, dict[str, Any]]:
-    entries: dict[str, dict[str, Any]] = load_yaml(file)
-    return entries
 
 
 # Checkpoints with fewer layers or experts than the model, which test hardware: `checkpoint cut` makes them.

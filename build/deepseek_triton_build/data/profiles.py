@@ -6,9 +6,9 @@ are computed again (planning/trtllm_sizes.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass, field
+from functools import cache
 from typing import Any
 
 from deepseek_triton_build.build_errors import UnknownNameError
@@ -32,19 +32,21 @@ class Workload:
 
     def covers(self, other: Workload) -> bool:
         """Tell whether this workload gives every value that `other` gives."""
-        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return all(theirs is None or ours == theirs for ours, theirs in pairs)
+        return all(theirs is None or ours == theirs for ours, theirs in self._pairs(other))
 
     def agreement(self, other: Workload) -> int | None:
         """Count the values that both give alike; None when they contradict each other."""
-        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
-        both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-        return sum(ours == theirs for ours, theirs in both) if all(a == b for a, b in both) else None
+        both = [ours == theirs for ours, theirs in self._pairs(other) if ours is not None and theirs is not None]
+        return sum(both) if all(both) else None
 
     def filled_from(self, other: Workload) -> Workload:
         """Return this workload, with the values that it doesn't give taken from `other`."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Workload(**{name: getattr(other, name) if value is None else value for name, value in values.items()})
+        return Workload(
+            **{**asdict(other), **{name: value for name, value in asdict(self).items() if value is not None}}
+        )
+
+    def _pairs(self, other: Workload) -> Iterator[tuple[int | None, int | None]]:
+        return zip(astuple(self), astuple(other), strict=True)
 
 
 ANY_WORKLOAD = Workload()
@@ -70,11 +72,7 @@ class Recipe:
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return the recipe's value of `key`, or `default` when the recipe doesn't set it."""
-        return self._values.get(key, default)
-
-    @cached_property
-    def _values(self) -> Mapping[str, Any]:
-        return {setting.key: setting.value for setting in self.settings}
+        return next((setting.value for setting in self.settings if setting.key == key), default)
 
     def holds_for(self, gpu: Gpu, precision: str) -> bool:
         """Tell whether the recipe is for this GPU and precision."""
@@ -118,7 +116,6 @@ def _distance(published: Workload, asked: Workload) -> tuple[bool, bool, int]:
 
 @cache
 def profiles() -> dict[str, Profile]:
-    entries = load_yaml("profiles.yaml")
     return {
         name: Profile(
             name=name,
@@ -126,7 +123,7 @@ def profiles() -> dict[str, Profile]:
             formats=tuple(entry["formats"]),
             recipes=tuple(map(_recipe, entry["recipes"])),
         )
-        for name, entry in entries.items()
+        for name, entry in load_yaml("profiles.yaml").items()
     }
 
 
@@ -139,19 +136,18 @@ def find_profile(name: str) -> Profile:
 
 def _recipe(row: Mapping[str, Any]) -> Recipe:
     source = row["source"]
-    settings = [
+    lists = {key: tuple(row.get(key, ())) for key in ("architectures", "precisions", "gpus")}
+    settings = (
         Setting(key, line["value"], line["why"], source=line.get("source", source))
         for key, line in row["settings"].items()
-    ]
-    environment = [
+    )
+    environment = (
         EnvironmentVariable(name, str(line["value"]), line["why"], source=line.get("source", source))
         for name, line in row.get("environment", {}).items()
-    ]
+    )
     return Recipe(
         id=row["id"],
-        architectures=tuple(row["architectures"]),
-        precisions=tuple(row["precisions"]),
-        gpus=tuple(row.get("gpus", ())),
+        **lists,
         num_gpus=row.get("num_gpus"),
         workload=Workload(**row.get("workload", {})),
         source=source,

@@ -62,17 +62,6 @@ class LlmClass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Feature:
-    """Whether something works with DeepSeek in a release."""
-
-    name: str
-    supported: bool | None
-    """None: the public sources don't settle it."""
-    source: str
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ContainerImage:
     """The versions in the container nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3."""
 
@@ -98,8 +87,9 @@ class Release:
     record: Mapping[str, Any] = field(repr=False)
     """The record, parsed: sampler, mpi, quirks and the Python interface are read from here."""
     classes: Mapping[str, LlmClass] = field(repr=False)
-    features: Mapping[str, Feature] = field(repr=False)
-    """Features by name; every record has the same names."""
+    features: Mapping[str, bool | None] = field(repr=False)
+    """Whether something works with DeepSeek, by its name; None: the public sources don't settle it. Every record has
+    the same names."""
 
     def is_before(self, version: str) -> bool:
         """Tell whether this release is older than `version`, compared by number: 1.9 is before 1.10."""
@@ -112,20 +102,22 @@ class Release:
 
     def supports(self, feature: str) -> bool | None:
         """Tell whether `feature` works in this release; None when the public sources don't settle it."""
-        return self.features[feature].supported if feature in self.features else None
+        return self.features.get(feature)
 
     def find_key(self, key: str) -> Field | None:
         """Return the field of a dotted path such as `kv_cache_config.dtype`; None when it is not known to exist."""
-        classes = [self.classes["TorchLlmArgs"]]
-        *sections, name = key.split(".")
-        for section in sections:
-            parent = _find_field(classes, section)
-            if parent is None:
-                return None
-            classes = [self.classes[below] for below in parent.sections]
-            if name == parent.discriminator:
-                return Field(name=name, type="str", default=None, status=parent.status)
-        return _find_field(classes, name)
+        section, _, name = key.rpartition(".")
+        parent = self.find_key(section) if section else None
+        if section and parent is None:
+            return None
+        if parent is not None and name == parent.discriminator:
+            return Field(name=name, type="str", default=None, status=parent.status)
+        classes = self._classes_of(parent)
+        return next((llm_class.fields[name] for llm_class in classes if name in llm_class.fields), None)
+
+    def _classes_of(self, section: Field | None) -> list[LlmClass]:
+        """Return the classes of which a section's keys are; None: of the top level."""
+        return [self.classes[name] for name in (section.sections if section is not None else ("TorchLlmArgs",))]
 
     def require_key(self, key: str) -> Field:
         """Return the field of the dotted path `key`.
@@ -157,13 +149,10 @@ class Release:
 
     def is_settled(self, key: str) -> bool:
         """Tell whether the class that `key` would belong to is listed in full, so that a missing key is proven."""
-        classes = [self.classes["TorchLlmArgs"]]
-        for section in key.split(".")[:-1]:
-            parent = _find_field(classes, section)
-            if parent is None:
-                break
-            classes = [self.classes[below] for below in parent.sections]
-        return all(llm_class.complete for llm_class in classes)
+        section = key.rpartition(".")[0]
+        while section and self.find_key(section) is None:
+            section = section.rpartition(".")[0]
+        return all(llm_class.complete for llm_class in self._classes_of(self.find_key(section) if section else None))
 
 
 @cache
@@ -250,12 +239,7 @@ def _load(version: str) -> Release:
         record=record,
         classes={name: _llm_class(name, record["classes"]) for name in record["classes"]},
         features={
-            name: Feature(
-                name=name,
-                supported=None if row["supported"] == "unknown" else bool(row["supported"]),
-                source=row["source"],
-                note=row.get("note", ""),
-            )
+            name: None if row["supported"] == "unknown" else bool(row["supported"])
             for name, row in record["features"].items()
         },
     )
@@ -280,10 +264,6 @@ def _llm_class(name: str, entries: Mapping[str, Any]) -> LlmClass:
         complete=entry["complete"] and (inherited is None or inherited.complete),
         fields={**inherited.fields, **own} if inherited else own,
     )
-
-
-def _find_field(classes: list[LlmClass], name: str) -> Field | None:
-    return next((llm_class.fields[name] for llm_class in classes if name in llm_class.fields), None)
 
 
 # The samplers of 0.21 to 1.2 accept every sampling field and ignore many, so a default that the sampler ignores is

@@ -82,18 +82,15 @@ _SHAPES = (
 
 def warmup_problem(name: str, value: Any) -> str | None:
     """Return why the backend refuses `value` for warmup's `name`, as "expected ..., found ..."; None if it takes it."""
+    spelled = WARMUP_SETTINGS[name]
+    is_right, words = type_strings.fits(value, spelled), type_strings.in_words(spelled)
     if name == "shapes":
-        is_right = type_strings.fits(value, WARMUP_SETTINGS[name]) and all(map(_is_shape, value))
-        return None if value and is_right else f"expected {_SHAPES}, found {short_repr(value)}"
-    if type_strings.fits(value, WARMUP_SETTINGS[name]):
-        return None
-    return f"expected {type_strings.in_words(WARMUP_SETTINGS[name])}, found {short_repr(value)}"
+        is_right, words = is_right and bool(value) and all(map(_is_shape, value)), _SHAPES
+    return None if is_right else f"expected {words}, found {short_repr(value)}"
 
 
 def _is_shape(pair: list[int]) -> bool:
-    if len(pair) != 2:
-        return False
-    requests, tokens = pair
+    requests, tokens = pair if len(pair) == 2 else (0, 0)
     return 1 <= requests <= _MOST_REQUESTS and tokens >= 1 and requests * tokens <= MOST_WARMUP_TOKENS
 
 

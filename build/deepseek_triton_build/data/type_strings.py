@@ -50,21 +50,13 @@ def _fits_one(value: Any, part: str) -> bool:
     if part in _SIMPLE:
         return _SIMPLE[part](value)
     if part.startswith("Literal["):
-        return (isinstance(value, str) and value in _literals(part)) or (
-            _is_int(value) and str(value) in _literals(part)
-        )
+        return (isinstance(value, str) or _is_int(value)) and str(value) in _literals(part)
     if part.startswith("list["):
         return isinstance(value, list) and all(fits(item, part[5:-1]) for item in value)
-    if part.startswith("dict"):
-        return isinstance(value, dict) and _fits_entries(value, part)
+    if part.startswith("dict["):
+        key_type, value_type = _split(part[5:-1], ",")
+        return isinstance(value, dict) and all(fits(k, key_type) and fits(v, value_type) for k, v in value.items())
     return isinstance(value, dict) if part.endswith("Config") else True
-
-
-def _fits_entries(value: Mapping[Any, Any], part: str) -> bool:
-    if part == "dict":
-        return True
-    key_type, value_type = _split(part[5:-1], ",")
-    return all(fits(key, key_type) and fits(entry, value_type) for key, entry in value.items())
 
 
 def _bounded(part: str) -> tuple[str, str]:
@@ -101,6 +93,7 @@ _SIMPLE: Mapping[str, Callable[[Any], bool]] = {
     "int": _is_int,
     "float": _is_float,
     "str": lambda value: isinstance(value, str),
+    "dict": lambda value: isinstance(value, dict),
 }
 _WORDS = {
     "None": "null",
