@@ -15,9 +15,10 @@ import httpx
 import pytest
 
 from conformance.running import gateway
-from deepseek_triton_tools.bench.result import read_result, read_samples
+from deepseek_triton_tools.bench.result import read_result
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.commands import run_command
+from support.made_up_bench import read_samples
 from support.servers import build, url
 from support.waiting import wait_for
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.bench.figures import Distribution, Figures, Slo, TimelineBin
+from deepseek_triton_tools.bench.figures import Distribution, Figures, RequestRecord, Slo, TimelineBin
 from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
 from deepseek_triton_tools.bench.workload import LoadPoint
 
@@ -97,3 +100,9 @@ def made_up_result(points: Sequence[BenchPoint] | None = None, **others: Any) ->
         "server": {"engine": "simulated", "simulation": {"preset": "made-up", "speed": 2.0}, "eos_token": "<end>"},
     }
     return BenchResult(**given | others)
+
+
+def read_samples(path: Path) -> list[RequestRecord]:
+    """The records of requests.jsonl.gz."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [RequestRecord(**json.loads(line)) for line in file]

@@ -106,7 +106,7 @@ def test_a_server_without_metrics_is_one_line():
         assert watch.summaries() == {}
 
     problems = watched(address(server), "no url at all").problems  # the server is gone
-    assert [problem[:4] for problem in problems.values()] == ["http", "url:"]
+    assert {url[:4]: problem[:4] for url, problem in problems.items()} == {"http": "http", "no u": "url:"}
 
 
 def test_what_was_read_before_or_after_a_failure_is_kept():

@@ -369,7 +369,6 @@ TARGETS: Mapping[str, FuzzTarget] = {
     ),
     "doctor_rank_steps": FuzzTarget(tool.rank_steps, _texts('[1,0]<stdout>:{"rank": 0, "step": "a"}\n')),
     "bench_result": FuzzTarget(tool.bench_result, _json({"schema": "deepseek-triton/bench/1", "points": []})),
-    "bench_samples": FuzzTarget(tool.bench_samples, _json({"began_s": 1.0, "outcome": "stop", "chunk_s": [1.0, 2.0]})),
     "bench_dataset": FuzzTarget(
         tool.bench_dataset,
         (

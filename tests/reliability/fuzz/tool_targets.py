@@ -14,7 +14,7 @@ from typing import Any
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.bench.dataset_files import read_conversations
-from deepseek_triton_tools.bench.result import read_result, read_samples
+from deepseek_triton_tools.bench.result import read_result
 from deepseek_triton_tools.bench.workload import DatasetOptions
 from deepseek_triton_tools.checkpoints.activation_scales import read_torch_archive
 from deepseek_triton_tools.checkpoints.download_target import parsed_holder
@@ -106,7 +106,6 @@ stored_tensors = _reads("model.safetensors", _tensors)
 checkpoint_manifest = _reads("checkpoint.sha256.json", lambda path: read_manifest(path.parent))
 checksums = _reads("checksums.sha256", lambda path: list(_checksums_in(path)))
 bench_result = _reads("result.json", read_result)
-bench_samples = _reads("requests.jsonl", read_samples)
 bench_dataset = _reads("prompts.jsonl", _dataset)
 kept_answers = _reads("answers.jsonl", _answers)
 task_rows = _reads("rows.jsonl", lambda path: read_rows(path, ("question", "answer")))

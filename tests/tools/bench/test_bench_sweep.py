@@ -11,7 +11,7 @@ import pytest
 from deepseek_triton_tools.bench.dataset_files import FileConversationSource
 from deepseek_triton_tools.bench.load_process import LoadProgress
 from deepseek_triton_tools.bench.random_prompts import text_token_ids
-from deepseek_triton_tools.bench.result import read_result, read_samples
+from deepseek_triton_tools.bench.result import read_result
 from deepseek_triton_tools.bench.server_facts import first_openai_model, model_facts
 from deepseek_triton_tools.bench.sweep import OutputFolder, RunProgress, Sweep, sweep_result, sweep_steps
 from deepseek_triton_tools.bench.targets import TargetSettings
@@ -20,6 +20,7 @@ from deepseek_triton_tools.cli.bench_run import exit_code
 from deepseek_triton_tools.cli.sampling_options import assigned_json
 from deepseek_triton_tools.tool_errors import ToolError
 from support.http_server import HttpServer
+from support.made_up_bench import read_samples
 from support.paced_server import paced_server
 
 
@@ -31,18 +32,13 @@ def server():
 
 
 def test_progress_says_how_long_it_takes():
-    def text(elapsed_s, ended, total, *loads):
+    def text(elapsed_s, ended, total, **load):
         now = LoadProgress(elapsed_s=elapsed_s, ended=ended, total=total, failed=0, inflight=2, output_tokens=0)
-        points = [LoadPoint(num_requests=total, **load) for load in loads]
-        return RunProgress(points, repeat=1).text(now).replace(", 2 under way, 0 tokens/s, about", ";")
+        point = LoadPoint(num_requests=total, **load)
+        return RunProgress([point], repeat=1).text(now).replace(", 2 under way, 0 tokens/s, about", ";")
 
-    assert text(10, 5, 10, {}) == "5 of 10; 0:00:10 left"
-    assert text(10, 188, 10, {"duration_s": 60}) == "188 answered; 0:00:50 left"
-    # Nobody knows how long the next takes.
-    unknown = text(9, 3, 9, {"concurrency": 1}, {"concurrency": 2})
-    assert unknown == "3 of 9; 0:00:18 left of this run, 1 more run"
-    fixed = text(10, 0, 9, *({"concurrency": number, "duration_s": 30} for number in (1, 2, 3)))
-    assert fixed == "0 answered; 0:00:20 left of this run, 2 more runs, 0:01:20 in all"
+    assert text(10, 5, 10) == "5 of 10; 0:00:10 left of this run"
+    assert text(10, 188, 10, duration_s=60) == "188 answered; 0:00:50 left of this run"
 
 
 def test_runs_go_on_in_the_file_and_say_when_prompts_come_again(tmp_path, capfd):

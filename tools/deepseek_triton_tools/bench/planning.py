@@ -172,27 +172,24 @@ def _gpu_rows(plan: Plan, result: BenchResult, runs: Sequence[BenchRun]) -> Iter
 
 
 def _request_rows(plan: Plan, runs: Sequence[BenchRun]) -> Iterator[_Row]:
-    assert plan.budget is not None
     seen = _highest(runs, "deepseek_triton_engine_running_requests", "vllm:num_requests_running")
     # Without metrics, the client knows of its own requests only, and not which of them wait.
     running = max(run.figures.peak_concurrency for run in runs) if seen is None else seen
     what = "requests under way" if seen is None else "requests that run at once"
     waiting = _highest(runs, "deepseek_triton_engine_waiting_requests", "vllm:num_requests_waiting")
-    verdict = f"{running / plan.max_concurrency:.0%} of the batch" if plan.max_concurrency else ""
-    if running > plan.max_concurrency:
+    most = plan.max_concurrency
+    verdict = f"{running / most:.0%} of the batch" if most else ""
+    if running > most:
         verdict = "the server allows more than the plan"
     elif waiting:
-        why = "the batch was full" if running >= plan.max_concurrency else "before the batch was full"
-        verdict = f"{waiting:,.0f} waited, {why}"
-    yield what, f"{plan.max_concurrency:,}", f"{running:,.0f}", verdict
+        verdict = f"{waiting:,.0f} waited, {'the batch was full' if running >= most else 'before the batch was full'}"
+    yield what, f"{most:,}", f"{running:,.0f}", verdict
     yield from _kv_rows(plan, runs, running)
-    most = {setting.key: setting.value for setting in plan.settings}.get("triton_config.max_inflight")
+    limit = {setting.key: setting.value for setting in plan.settings}.get("triton_config.max_inflight")
     inflight = _highest(runs, "deepseek_triton_inflight_sequences")
-    if most is not None and inflight is not None:
-        yield "requests accepted at once", f"{most:,}", f"{inflight:,.0f}", "reached" if inflight >= most else ""
-    refused = sum(
-        summary.increase for run in runs for summary in _series(run, "deepseek_triton_requests_refused_total")
-    )
+    if limit is not None and inflight is not None:
+        yield "requests accepted at once", f"{limit:,}", f"{inflight:,.0f}", "reached" if inflight >= limit else ""
+    refused = sum(summary.increase for run in runs for summary in _series(run, _REFUSED))
     failed = sum(run.figures.failed for run in runs)
     errors = "; ".join(dict.fromkeys(error for run in runs for error in run.figures.errors))
     yield "requests refused or failed", "0", f"{max(refused, failed):,.0f}", errors
@@ -206,17 +203,16 @@ def _kv_rows(plan: Plan, runs: Sequence[BenchRun], running: float) -> Iterator[_
         held = plan.budget.concurrent_requests(isl, osl)
         verdict = "more than the plan has room for" if running > held else ""
         yield f"requests of {isl:,} + {osl:,} tokens in the KV cache", f"{held:,}", f"{running:,.0f}", verdict
+    metrics = [run.server_metrics for run in runs]
     shares = [
         used.max / blocks.max
-        for run in runs
-        for name, used in run.server_metrics.items()
-        if name.startswith(_KV_USED)
-        and (blocks := run.server_metrics.get(name.replace(_KV_USED, _KV_BLOCKS)))
-        and blocks.max
+        for series in metrics
+        for name, used in series.items()
+        if name.startswith(_KV_USED) and (blocks := series.get(name.replace(_KV_USED, _KV_BLOCKS))) and blocks.max
     ]
     if shares:
-        planned, total = min(1.0, running * (isl + osl) / plan.budget.total_kv_tokens), plan.budget.total_kv_tokens
-        share = max(shares)
+        total, share = plan.budget.total_kv_tokens, max(shares)
+        planned = min(1.0, running * (isl + osl) / total)
         verdict = "the KV cache is full" if share > _FULL else "smaller than planned" if share > 1.25 * planned else ""
         yield f"share of {total:,} KV tokens in use", f"{planned:.0%}", f"{share:.0%}", verdict
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import math
 import types
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -195,7 +193,7 @@ def _numbers(figures: Figures) -> Iterator[tuple[str, float | None]]:
             yield each.name, value
 
 
-# --- The records of a run, from which figures can be computed again ---
+# --- The records of a run ---
 
 _DIGITS = 6
 """Times are written in microseconds, which halves the file."""
@@ -214,22 +212,3 @@ def write_samples(records: Iterable[RequestRecord], path: Path) -> None:
             sample["chunk_s"] = [round(time, _DIGITS) for time in record.chunk_s]
             sample["chunk_tokens"] = list(record.chunk_tokens)
             file.write(json.dumps(sample, separators=(",", ":")) + "\n")
-
-
-def read_samples(path: Path) -> list[RequestRecord]:
-    """Read what `write_samples` wrote.
-
-    :raises ToolError: which names the first line that is wrong.
-    """
-    records: list[RequestRecord] = []
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            for line in file:
-                sample = json.loads(line)
-                sample |= {"chunk_s": array("d", sample["chunk_s"]), "chunk_tokens": array("i", sample["chunk_tokens"])}
-                records.append(RequestRecord(**sample))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ToolError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise ToolError(f"{path}, line {len(records) + 1}: expected the record of a request; {error}") from error
-    return records

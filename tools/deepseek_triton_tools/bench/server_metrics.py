@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from statistics import fmean
 from types import TracebackType
-from typing import Any
 from urllib.parse import urlsplit
 
 from deepseek_triton_client import Client, DeepseekTritonError, Timeouts, Tls
@@ -24,10 +25,8 @@ def usual_metrics_urls(urls: Iterable[str], endpoint: str) -> tuple[str, ...]:
     for url in urls:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        is_openai = endpoint == "openai"
-        addresses.append(
-            f"{parts.scheme}://{parts.netloc}/metrics" if is_openai else f"http://{host}:{_TRITON_PORT}/metrics"
-        )
+        place = f"{parts.scheme}://{parts.netloc}" if endpoint == "openai" else f"http://{host}:{_TRITON_PORT}"
+        addresses.append(f"{place}/metrics")
     return tuple(dict.fromkeys(addresses))
 
 
@@ -48,113 +47,80 @@ class MetricsWatch:
         interval_s: float = _INTERVAL_S,
     ) -> None:
         """:param own_urls: the servers that `token` is for; it is sent to no other host."""
-        several = len(urls) > 1
         own_hosts = set(map(_host, own_urls))
+        self.problems: dict[str, str] = {}
+        """A line for each address that could not be read, of the first time."""
+        self._interval_s = interval_s
+        self._values: dict[str, array[float]] = {}
         self._stop = threading.Event()
-        self._servers = [
-            _WatchedServer(
+        self._threads = []
+        self._began = threading.Barrier(len(urls) + 1)
+        for url in urls:
+            client = partial(
+                Client,
                 url,
-                self._stop,
-                interval_s,
-                {"tls": tls or Tls(), "token": token if _host(url) in own_hosts else None},
-                {"server": urlsplit(url).netloc} if several else {},
+                metrics_url=url,
+                timeouts=_TIMEOUTS,
+                tls=tls or Tls(),
+                token=token if _host(url) in own_hosts else None,
             )
-            for url in urls
-        ]
+            labels = {"server": urlsplit(url).netloc} if len(urls) > 1 else {}
+            thread = threading.Thread(
+                target=self._watch, args=(url, client, labels), name=f"metrics of {url}", daemon=True
+            )
+            self._threads.append(thread)
 
     def __enter__(self) -> MetricsWatch:
-        for server in self._servers:
-            server.start()
-        for server in self._servers:
-            server.began.wait()
+        for thread in self._threads:
+            thread.start()
+        self._began.wait()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        for server in self._servers:
-            server.join()
-
-    @property
-    def problems(self) -> dict[str, str]:
-        """A line for each address that could not be read, of the first time."""
-        return {server.url: server.problem for server in self._servers if server.problem}
+        for thread in self._threads:
+            thread.join()
 
     def summaries(self) -> dict[str, MetricSummary]:
         """Return each series by its name with labels, in alphabetical order, after the block."""
-        series_of_all = {name: series.summary() for server in self._servers for name, series in server.series.items()}
-        return dict(sorted(series_of_all.items()))
+        return {
+            name: MetricSummary(first=values[0], last=values[-1], mean=fmean(values), max=max(values))
+            for name, values in sorted(self._values.items())
+        }
+
+    def _watch(self, url: str, connect: Callable[[], Client], labels: Mapping[str, str]) -> None:
+        client: Client | None = None
+        try:
+            client = connect()
+            self._read(url, client, labels)
+        except DeepseekTritonError as error:  # the URL is none
+            self.problems[url] = str(error)
+        finally:
+            self._began.wait()
+        if client is not None:
+            with client:
+                while not self._stop.wait(self._interval_s):
+                    self._read(url, client, labels)
+                self._read(url, client, labels)
+
+    def _read(self, url: str, client: Client, labels: Mapping[str, str]) -> None:
+        try:
+            samples = client.metrics().samples
+        except DeepseekTritonError as error:
+            self.problems.setdefault(url, f"{url}: no metrics: {str(error).removeprefix(f'{url}: ')}")
+            return
+        if not samples:
+            self.problems.setdefault(url, f"{url}: no metrics: the page has none; does its path end in /metrics?")
+        for sample in samples:
+            # Buckets are many, and only a query over all of them says something.
+            if math.isfinite(sample.value) and not sample.name.endswith("_bucket"):
+                pairs = sorted({**sample.labels, **labels}.items())
+                text = ",".join(f'{name}="{value}"' for name, value in pairs)
+                name = f"{sample.name}{{{text}}}" if text else sample.name
+                self._values.setdefault(name, array("d")).append(sample.value)
 
 
 def _host(url: str) -> str | None:
     return urlsplit(url if "://" in url else f"//{url}").hostname
-
-
-class _WatchedServer(threading.Thread):
-    def __init__(
-        self,
-        url: str,
-        stop: threading.Event,
-        interval_s: float,
-        client_settings: Mapping[str, Any],
-        labels: Mapping[str, str],
-    ) -> None:
-        super().__init__(name=f"metrics of {url}", daemon=True)
-        self.series: dict[str, _Series] = {}
-        self.problem = ""
-        self.began = threading.Event()
-        """Set after the first reading."""
-        self.url = url
-        self._stop_reading = stop
-        self._interval_s = interval_s
-        self._client_settings = client_settings
-        self._labels = labels
-
-    def run(self) -> None:
-        try:
-            with Client(self.url, metrics_url=self.url, timeouts=_TIMEOUTS, **self._client_settings) as client:
-                self._read(client)
-                self.began.set()
-                while not self._stop_reading.wait(self._interval_s):
-                    self._read(client)
-                self._read(client)
-        except DeepseekTritonError as error:  # the URL is none
-            self.problem = str(error)
-        finally:
-            self.began.set()
-
-    def _read(self, client: Client) -> None:
-        try:
-            samples = client.metrics().samples
-        except DeepseekTritonError as error:
-            reason = str(error).removeprefix(f"{self.url}: ")
-            self.problem = self.problem or f"{self.url}: no metrics: {reason}"
-            return
-        if not samples:
-            self.problem = self.problem or f"{self.url}: no metrics: the page has none; does its path end in /metrics?"
-        for sample in samples:
-            # Buckets are many, and only a query over all of them says something.
-            if math.isfinite(sample.value) and not sample.name.endswith("_bucket"):
-                pairs = sorted({**sample.labels, **self._labels}.items())
-                labels = ",".join(f'{name}="{value}"' for name, value in pairs)
-                name = f"{sample.name}{{{labels}}}" if labels else sample.name
-                self.series.setdefault(name, _Series(sample.value)).add(sample.value)
-
-
-@dataclass(slots=True)
-class _Series:
-    first: float
-    last: float = 0.0
-    total: float = 0.0
-    number: int = 0
-    max: float = -math.inf
-
-    def add(self, value: float) -> None:
-        self.last = value
-        self.total += value
-        self.number += 1
-        self.max = max(self.max, value)
-
-    def summary(self) -> MetricSummary:
-        return MetricSummary(first=self.first, last=self.last, mean=self.total / self.number, max=self.max)

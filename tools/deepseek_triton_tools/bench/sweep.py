@@ -152,8 +152,6 @@ class RunProgress:
         self._line = StatusLine()
         self._runs = [point for point in points for _ in range(repeat)]
         self._num_ended = 0
-        self._seconds = {point: point.duration_s for point in points if point.duration_s is not None}
-        """How long a run takes."""
 
     def show(self, progress: LoadProgress) -> None:
         self._line.show(lambda: f"{self.name}: {self.text(progress)}")
@@ -165,7 +163,6 @@ class RunProgress:
         """Leave a line for a run that has ended."""
         figures = step.run.figures
         self._num_ended += 1
-        self._seconds.setdefault(step.load, figures.duration_s)
         parts = [f"{figures.completed} completed"]
         parts += [f"{number} {name}" for name in ("failed", "cancelled") if (number := getattr(figures, name))]
         speed = f"{figures.output_throughput:,.0f} tokens/s"
@@ -183,31 +180,21 @@ class RunProgress:
         return ", ".join(parts)
 
     def text(self, progress: LoadProgress) -> str:
-        """Say how far the run under way is, and how long it and all runs will take."""
-        point, *later = self._runs[self._num_ended :]
+        """Say how far the run under way is, and how long it will take."""
+        duration_s = self._runs[self._num_ended].duration_s
         # A run of a fixed time sends as many requests as it can.
-        of_total = f" of {progress.total:,}" if point.duration_s is None else " answered"
+        of_total = f" of {progress.total:,}" if duration_s is None else " answered"
         parts = [f"{progress.ended:,}{of_total}", f"{progress.inflight:,} under way"]
         if progress.failed:
             parts.append(f"{progress.failed:,} failed")
         if progress.elapsed_s > 0:
             parts.append(f"{progress.output_tokens / progress.elapsed_s:,.0f} tokens/s")
-        left_s = _seconds_left(point, progress)
+        left_s = None if duration_s is None else duration_s - progress.elapsed_s
+        if duration_s is None and progress.ended:
+            left_s = progress.elapsed_s * (progress.total - progress.ended) / progress.ended
         if left_s is not None:
-            parts.append(f"about {clock(left_s)} left{' of this run' if later else ''}")
-        if later:
-            parts.append(f"{len(later)} more {'run' if len(later) == 1 else 'runs'}")
-            if left_s is not None and all(each in self._seconds for each in later):
-                parts.append(f"{clock(left_s + sum(self._seconds[each] for each in later))} in all")
+            parts.append(f"about {clock(max(0.0, left_s))} left of this run")
         return ", ".join(parts)
-
-
-def _seconds_left(point: LoadPoint, progress: LoadProgress) -> float | None:
-    if point.duration_s is not None:
-        return max(0.0, point.duration_s - progress.elapsed_s)
-    if not progress.ended:
-        return None
-    return max(0.0, progress.elapsed_s * (progress.total - progress.ended) / progress.ended)
 
 
 def expected_points(preset: BenchPreset) -> list[ExpectedPoint]:

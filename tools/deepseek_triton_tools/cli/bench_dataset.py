@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING
 
 from deepseek_triton_tools.bench.workload import DatasetOptions, Lengths, NormalLengths, UniformLengths
 from deepseek_triton_tools.cli.bench_options import seed
-from deepseek_triton_tools.cli.parsing import (
-    Handler,
-    VerbParser,
-    Verbs,
-    add_verb,
-    number,
-    option,
-    path,
-    positive,
-    words,
-)
+from deepseek_triton_tools.cli.parsing import VerbParser, Verbs, add_verb, number, option, path, positive, words
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import to_reader
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
@@ -30,8 +20,51 @@ if TYPE_CHECKING:  # numpy takes longer than the rest of --help
 _SEED = 420
 """prepare_dataset.py's."""
 _PREPARE = "deepseek-triton bench dataset"
+_TOKENIZER = "folder of a checkpoint, or OWNER/NAME in the hub's cache"
 _MEANS = "--input-mean 256 --output-mean 128 --num-requests 1000"
-_BOUNDS = "--input-min 100 --input-max 2000 --output-min 50 --output-max 500 --num-requests 3000"
+_NORMAL = (
+    ("--input-mean N", "mean number of input tokens", {"type": positive, "required": True}),
+    ("--input-stdev N", "standard deviation of it (default: 0)", {"type": number, "default": 0}),
+    ("--output-mean N", "mean number of output tokens", {"type": positive, "required": True}),
+    ("--output-stdev N", "standard deviation of it (default: 0)", {"type": number, "default": 0}),
+)
+_UNIFORM = (
+    ("--input-min N", "fewest input tokens", {"type": positive, "required": True}),
+    ("--input-max N", "most input tokens", {"type": positive, "required": True}),
+    ("--output-min N", "fewest output tokens", {"type": positive, "required": True}),
+    ("--output-max N", "most output tokens", {"type": positive, "required": True}),
+)
+_RANDOM_KINDS = {
+    "token-norm-dist": (
+        "random tokens, of lengths that are normally distributed",
+        "--input-mean 1000 --input-stdev 99 --output-mean 500 --num-requests 50",
+        _NORMAL,
+    ),
+    "token-unif-dist": (
+        "random tokens, of lengths that are uniformly distributed",
+        "--input-min 100 --input-max 2000 --output-min 50 --output-max 500 --num-requests 3000",
+        _UNIFORM,
+    ),
+    "shared-prefix": (
+        "random tokens, where groups of prompts begin with the same ones",
+        f"--num-prefixes 10 --prefix-len 2048 {_MEANS}",
+        (
+            *_NORMAL,
+            ("--prefix-len N", "tokens before the prompt's own", {"type": positive, "required": True}),
+            ("--num-prefixes N", "number of prefixes, which take turns (default: 1)", {"type": positive, "default": 1}),
+        ),
+    ),
+    "multi-turn": (
+        "conversations of random tokens, in which each prompt has the one before in it",
+        f"--turns 4 --later-input-mean 64 {_MEANS}",
+        (
+            *_NORMAL,
+            ("--turns N", "requests in each conversation; answers are random", {"type": positive, "required": True}),
+            ("--later-input-mean N", "input tokens that a later turn adds (default: as the first)", {"type": positive}),
+        ),
+    ),
+}
+"""Name -> summary, options of an example, and options."""
 
 
 def add_dataset_form(forms: Verbs) -> None:
@@ -40,11 +73,19 @@ def add_dataset_form(forms: Verbs) -> None:
         "KIND",
         f"{_PREPARE} token-norm-dist --input-mean 1024 --output-mean 2048 --num-requests 3000 --output d.jsonl",
         f"{_PREPARE} show d.jsonl",
-        notes="The first group may stand before the kind or after it. docs/bench-datasets.md has more.",
+        notes="The first group may stand before the kind or after it. docs/bench.md has more.",
     )
     dataset.set_defaults(output=None, stdout=False, tokenizer=None, random_seed=_SEED)
     _add_common(dataset)
-    _add_random_kinds(kinds)
+    for name, (summary, example, options) in _RANDOM_KINDS.items():
+        verb = add_verb(kinds, name, summary)
+        line = f"{_PREPARE} {name} {example}"
+        verb.runs(_write_random, f"{line} > d.jsonl", f"{line} --random-seed 7 --output d.jsonl")
+        group = verb.add_argument_group("requests")
+        for names, text, settings in options:
+            option(group, names, text, **settings)
+        option(group, "--num-requests N", "number of requests, or of conversations", positive, required=True)
+        _add_common(verb)
     _add_file_kinds(kinds)
 
 
@@ -54,105 +95,28 @@ def _add_common(verb: VerbParser) -> None:
     common = verb.add_argument_group("output and tokens", argument_default=argparse.SUPPRESS)
     option(common, "--output FILE", "write to this file", path)
     option(common, "--stdout", "write to standard output (default)")
-    text = "folder of a checkpoint, or OWNER/NAME in the hub's cache, for another tokenizer than DeepSeek-V3's and R1's"
-    option(common, "--tokenizer NAME", text, words)
+    option(common, "--tokenizer NAME", f"{_TOKENIZER}, for another tokenizer than DeepSeek-V3's and R1's", words)
     option(common, "--random-seed N", f"another seed makes other requests (default: {_SEED})", seed)
 
 
-def _add_random_kinds(kinds: Verbs) -> None:
-    _add_random_kind(
-        kinds,
-        "token-norm-dist",
-        "random tokens, of lengths that are normally distributed",
-        "--input-mean 65536 --output-mean 1024 --num-requests 24 > d.jsonl",
-        "--input-mean 1000 --input-stdev 99 --output-mean 500 --num-requests 50 > d.jsonl",
-    )
-    _add_random_kind(
-        kinds,
-        "token-unif-dist",
-        "random tokens, of lengths that are uniformly distributed",
-        f"{_BOUNDS} > d.jsonl",
-        f"{_BOUNDS} --random-seed 7 --output d.jsonl",
-        is_uniform=True,
-    )
-    prefix = _add_random_kind(
-        kinds,
-        "shared-prefix",
-        "random tokens, where groups of prompts begin with the same ones",
-        f"--num-prefixes 10 --prefix-len 2048 {_MEANS} > d.jsonl",
-        f"--num-prefixes 10 --prefix-len 2048 {_MEANS} --input-stdev 64 --output d.jsonl",
-    )
-    option(prefix, "--prefix-len N", "tokens before the prompt's own", positive, required=True)
-    option(prefix, "--num-prefixes N", "number of prefixes, which take turns (default: 1)", positive, default=1)
-    turns = _add_random_kind(
-        kinds,
-        "multi-turn",
-        "conversations of random tokens, in which each prompt has the one before in it",
-        "--turns 4 --input-mean 1024 --later-input-mean 64 --output-mean 128 --num-requests 100 > d.jsonl",
-        "--turns 4 --input-mean 1024 --output-mean 128 --num-requests 100 --random-seed 7 --output d.jsonl",
-        counted="conversations",
-        notes="The file has single requests, with random tokens for the answers. `bench --turns` has real answers.",
-    )
-    option(turns, "--turns N", "requests in each conversation", positive, required=True)
-    text = "input tokens that a later turn adds, on average (default: as the first)"
-    option(turns, "--later-input-mean N", text, positive)
-
-
-def _add_random_kind(
-    kinds: Verbs,
-    name: str,
-    summary: str,
-    *examples: str,
-    counted: str = "requests",
-    is_uniform: bool = False,
-    notes: str = "",
-) -> argparse._ArgumentGroup:
-    verb = add_verb(kinds, name, summary)
-    verb.runs(_write_random, *(f"{_PREPARE} {name} {example}" for example in examples), notes=notes)
-    lengths = verb.add_argument_group("requests")
-    for end in ("input", "output"):
-        if is_uniform:
-            option(lengths, f"--{end}-min N", f"fewest {end} tokens", positive, required=True)
-            option(lengths, f"--{end}-max N", f"most {end} tokens", positive, required=True)
-        else:
-            option(lengths, f"--{end}-mean N", f"mean number of {end} tokens", positive, required=True)
-            option(lengths, f"--{end}-stdev N", "standard deviation of it (default: 0)", number, default=0)
-    option(lengths, "--num-requests N", f"number of {counted}", positive, required=True)
-    _add_common(verb)
-    return lengths
-
-
 def _add_file_kinds(kinds: Verbs) -> None:
-    convert = _add_file_kind(
-        kinds,
-        "convert",
-        "ShareGPT's JSON, a trace or other JSON Lines to trtllm-bench's format",
+    convert = add_verb(kinds, "convert", "ShareGPT's JSON, a trace or other JSON Lines to trtllm-bench's format")
+    convert.runs(
         _convert,
-        "ShareGPT.json --num-requests 1000 --shuffle --tokenizer /models/DeepSeek-R1 > d.jsonl",
-        "prompts.jsonl --output-mean 512 --output d.jsonl",
+        f"{_PREPARE} convert ShareGPT.json --num-requests 1000 --shuffle --tokenizer /models/DeepSeek-R1 > d.jsonl",
+        f"{_PREPARE} convert prompts.jsonl --output-mean 512 --output d.jsonl",
     )
+    option(convert, "file FILE", "the file; - is standard input", path)
     option(convert, "--num-requests N", "take N of them (default: all)", positive)
     option(convert, "--shuffle", "in random order, as benchmark_serving takes them")
     option(convert, "--output-mean N", "mean number of output tokens (default: what the file says)", positive)
     option(convert, "--output-stdev N", "standard deviation of it (default: 0)", number, default=0)
     _add_common(convert)
-    shown = _add_file_kind(
-        kinds,
-        "show",
-        "count a file's requests, their lengths and what their prompts have in common",
-        _show,
-        "d.jsonl",
-        "ShareGPT.json --tokenizer /models/DeepSeek-R1",
-    )
-    text = "folder of a checkpoint, or OWNER/NAME in the hub's cache, to count ShareGPT's tokens with"
+    shown = add_verb(kinds, "show", "count a file's requests, their lengths and what their prompts have in common")
+    shown.runs(_show, f"{_PREPARE} show d.jsonl", f"{_PREPARE} show ShareGPT.json --tokenizer /models/DeepSeek-R1")
+    option(shown, "file FILE", "the file; - is standard input", path)
+    text = f"{_TOKENIZER}, to count ShareGPT's tokens with"
     option(shown, "--tokenizer NAME", text, words, default=argparse.SUPPRESS)
-
-
-def _add_file_kind(kinds: Verbs, name: str, summary: str, handler: Handler, *examples: str) -> VerbParser:
-    verb = add_verb(kinds, name, summary)
-    verb.runs(handler, *(f"{_PREPARE} {name} {example}" for example in examples))
-    option(verb, "file FILE", "the file; - is standard input", path)
-    return verb
 
 
 # --- What runs ---
@@ -192,7 +156,6 @@ def _lengths(args: argparse.Namespace, end: str) -> Lengths:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    _require_numpy()
     output = None if args.output_mean is None else _lengths(args, "output")
     if output is None and args.output_stdev:
         raise ToolError("--output-stdev needs --output-mean, around which lengths vary", exit_code=2)
@@ -201,17 +164,17 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    _require_numpy()
+    requests = _requests_of_file(args, DatasetOptions(file=args.file), None)
     from deepseek_triton_tools.bench.dataset_files import show_summary
     from deepseek_triton_tools.generating.prompt_sources import file_name
 
-    requests = _requests_of_file(args, DatasetOptions(file=args.file), None)
     with to_reader():
         show_summary(file_name(args.file), requests)
     return 0
 
 
 def _requests_of_file(args: argparse.Namespace, options: DatasetOptions, num: int | None) -> Iterable[BenchRequest]:
+    _require_numpy()
     from deepseek_triton_tools.bench.dataset_files import FileConversationSource
     from deepseek_triton_tools.bench.random_prompts import tokenizer_counter
 
