@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deepseek_backend.backend_metrics import FAMILIES, PREFIX, ROUTING_PREFIX, Kind, bound_text
 from deepseek_triton_client import Client, InvalidRequest
-from deepseek_triton_tools.bench.server_metrics import MetricsWatch
+from deepseek_triton_tools.bench.servers import MetricsWatch
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.scraping import LAST, published, settled, value
 from support.servers import build

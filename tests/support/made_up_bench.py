@@ -9,8 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.bench.figures import Distribution, Figures, RequestRecord, Slo, TimelineBin
-from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.result import (
+    BenchPoint,
+    BenchResult,
+    BenchRun,
+    Distribution,
+    Figures,
+    RequestRecord,
+    Slo,
+    TimelineBin,
+)
 from deepseek_triton_tools.bench.workload import LoadPoint
 
 INPUT_TOKENS = OUTPUT_TOKENS = 1000

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.comparison import compare, comparison_document, comparison_tables
-from deepseek_triton_tools.bench.figures import RequestRecord
-from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, write_result
+from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, RequestRecord, write_result
 from deepseek_triton_tools.bench.result_tables import (
     Estimate,
+    compare,
+    comparison_document,
+    comparison_tables,
     difference,
     estimate,
     number_text,

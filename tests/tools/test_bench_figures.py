@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.figures import Distribution, Figures, RequestRecord, Slo
+from deepseek_triton_tools.bench.result import Distribution, Figures, RequestRecord, Slo
 from deepseek_triton_tools.bench.run_figures import run_figures, run_timeline
 from support.documents import read
 

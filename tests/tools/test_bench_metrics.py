@@ -8,9 +8,9 @@ import trustme
 
 from deepseek_backend.backend_metrics import FAMILIES, PREFIX
 from deepseek_triton_client import Tls
-from deepseek_triton_tools.bench.figures import MetricSummary
+from deepseek_triton_tools.bench.result import MetricSummary
 from deepseek_triton_tools.bench.result_tables import COUNTERS, GAUGES, metrics_table
-from deepseek_triton_tools.bench.server_metrics import MetricsWatch, usual_metrics_urls
+from deepseek_triton_tools.bench.servers import MetricsWatch, usual_metrics_urls
 from support.http_server import HttpServer
 
 RUNNING = 'deepseek_triton_engine_running_requests{model="r1",version="1"}'

@@ -10,19 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.figures import Distribution, MetricSummary, RequestRecord, Slo
-from deepseek_triton_tools.bench.foreign_results import serving_document, trtllm_document
 from deepseek_triton_tools.bench.result import (
     BenchPoint,
     BenchResult,
     BenchRun,
+    Distribution,
+    MetricSummary,
+    RequestRecord,
+    Slo,
     csv_text,
     read_result,
     write_result,
     write_samples,
 )
 from deepseek_triton_tools.bench.run_figures import run_figures, run_timeline
-from deepseek_triton_tools.bench.sweep import run_name
+from deepseek_triton_tools.bench.sweep import run_name, serving_document, trtllm_document
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.tool_errors import ToolError
 from support.made_up_bench import made_up_result, read_samples

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from deepseek_triton_tools.bench.figures import Distribution, RequestRecord, Slo
 from deepseek_triton_tools.bench.planning import choose_load
-from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, write_result
+from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, Distribution, RequestRecord, Slo, write_result
 from deepseek_triton_tools.bench.run_figures import run_figures
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.main import main

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.figures import Distribution, Slo
 from deepseek_triton_tools.bench.html_page import readable
 from deepseek_triton_tools.bench.report import (
     ExpectedPoint,
@@ -26,7 +25,7 @@ from deepseek_triton_tools.bench.report import (
     timeline_pictures,
     write_report,
 )
-from deepseek_triton_tools.bench.result import write_result
+from deepseek_triton_tools.bench.result import Distribution, Slo, write_result
 from deepseek_triton_tools.bench.result_tables import number_text
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.bench import add_report_form

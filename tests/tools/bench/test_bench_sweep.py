@@ -12,7 +12,7 @@ from deepseek_triton_tools.bench.dataset_files import FileConversationSource
 from deepseek_triton_tools.bench.load_process import LoadProgress
 from deepseek_triton_tools.bench.random_prompts import text_token_ids
 from deepseek_triton_tools.bench.result import read_result
-from deepseek_triton_tools.bench.server_facts import first_openai_model, model_facts
+from deepseek_triton_tools.bench.servers import first_openai_model, model_facts
 from deepseek_triton_tools.bench.sweep import OutputFolder, RunProgress, Sweep, sweep_result, sweep_steps
 from deepseek_triton_tools.bench.targets import TargetSettings
 from deepseek_triton_tools.bench.workload import BenchRequest, DatasetOptions, LoadPoint

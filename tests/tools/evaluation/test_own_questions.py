@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deepseek_triton_tools.cli.eval import _SCORERS
-from deepseek_triton_tools.evaluation.own_questions import SCORERS, own_questions
+from deepseek_triton_tools.evaluation.tasks import SCORERS, own_questions
 from deepseek_triton_tools.tool_errors import ToolError
 
 

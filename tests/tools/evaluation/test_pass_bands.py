@@ -3,7 +3,7 @@
 import pytest
 
 from deepseek_triton_tools.cli.eval import TASKS
-from deepseek_triton_tools.evaluation.summary import bands_of, pass_bands, verdicts
+from deepseek_triton_tools.evaluation.run_evaluation import bands_of, pass_bands, verdicts
 
 
 @pytest.mark.slow

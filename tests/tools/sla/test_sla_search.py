@@ -10,7 +10,7 @@ import deepseek_triton_tools.sla  # noqa: F401  (puts the backend's folder on th
 from deepseek_backend.engines.simulated.presets import read_table
 from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_build import DisaggregatedPlan, PlanRequest, Workload
-from deepseek_triton_tools.bench.figures import Slo
+from deepseek_triton_tools.bench.result import Slo
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.sla.fleets import (
     PacedServer,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from deepseek_triton_tools.bench.figures import RequestRecord
+from deepseek_triton_tools.bench.result import RequestRecord
 from deepseek_triton_tools.bench.targets import BenchAnswer, BenchPrompt, BenchTarget, TargetSettings, TritonTarget
 from deepseek_triton_tools.bench.workload import Conversation, LoadPoint
 from deepseek_triton_tools.host.processes import allow_open_files

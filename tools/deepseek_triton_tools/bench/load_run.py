@@ -17,8 +17,8 @@ from types import TracebackType
 
 import numpy as np
 
-from deepseek_triton_tools.bench.figures import RequestRecord
 from deepseek_triton_tools.bench.load_process import JobDone, LoadJob, LoadProgress, serve_jobs
+from deepseek_triton_tools.bench.result import RequestRecord
 from deepseek_triton_tools.bench.targets import TargetSettings
 from deepseek_triton_tools.bench.workload import Conversation, LoadPoint
 from deepseek_triton_tools.tool_errors import ToolError

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from deepseek_triton_tools.bench.figures import RequestRecord
+from deepseek_triton_tools.bench.result import RequestRecord
 from deepseek_triton_tools.bench.targets import BenchAnswer, BenchPrompt, RunClock, TargetSettings, counted_chunks
 
 _NOT_OPENAI = (ValueError, TypeError, AttributeError, LookupError)

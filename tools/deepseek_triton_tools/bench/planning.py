@@ -9,8 +9,7 @@ from statistics import fmean
 from typing import TypeAlias
 
 from deepseek_triton_build import Plan, Workload
-from deepseek_triton_tools.bench.figures import MetricSummary, Slo
-from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun, MetricSummary, Slo
 from deepseek_triton_tools.terminal.tables import Table
 from deepseek_triton_tools.tool_errors import ToolError
 

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.bench.figures import Distribution
-from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, from_document
+from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, Distribution, from_document
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.terminal.tables import Table
 from deepseek_triton_tools.tool_errors import ToolError

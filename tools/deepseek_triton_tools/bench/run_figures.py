@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from deepseek_triton_tools.bench.figures import Distribution, Figures, RequestRecord, Slo, TimelineBin
+from deepseek_triton_tools.bench.result import Distribution, Figures, RequestRecord, Slo, TimelineBin
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from deepseek_triton_client import (
     Timeouts,
     Tls,
 )
-from deepseek_triton_tools.bench.figures import RequestRecord
+from deepseek_triton_tools.bench.result import RequestRecord
 
 Endpoint = Literal["triton-http", "triton-grpc", "openai"]
 

@@ -87,8 +87,8 @@ def _add_compare_form(forms: Verbs) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.bench.comparison import compare, comparison_document, comparison_tables
     from deepseek_triton_tools.bench.result import read_result
+    from deepseek_triton_tools.bench.result_tables import compare, comparison_document, comparison_tables
 
     comparison = compare(read_result(args.a), read_result(args.b))
     worse = [] if args.fail_if_worse is None else comparison.worse_by(args.fail_if_worse)

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Iterator
 
-from deepseek_triton_tools.bench.figures import Slo
+from deepseek_triton_tools.bench.result import Slo
 from deepseek_triton_tools.bench.workload import (
     DEFAULT_INPUT_LEN,
     DEFAULT_OUTPUT_LEN,
@@ -15,7 +15,7 @@ from deepseek_triton_tools.bench.workload import (
     NormalLengths,
     UniformLengths,
 )
-from deepseek_triton_tools.cli.client_options import add_server_options, joined_by_gateway
+from deepseek_triton_tools.cli.client_options import add_server_options
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
     add_json,
@@ -56,71 +56,26 @@ def _numbers(text: str) -> list[int]:
 
 def add_bench_options(verb: VerbParser) -> None:
     option(verb, "urls URL", "the server; several are asked in turn", words, nargs="+")
-    add_json(verb, "docs/bench-figures.md")
+    add_json(verb, "docs/bench.md")
     published = verb.add_argument_group("published runs")
-    text = "send what a guide's benchmark sends, and show its figures beside; the names stand below"
-    option(published, "--preset NAME", text, words)
-    text = "all requests of the preset on a simulated server too (default there: a steady load of minutes)"
-    option(published, "--full", text)
-    _add_load(verb)
-    _add_dataset(verb)
-    _add_requests_and_results(verb)
-    server = verb.add_argument_group("server")
-    text = "what answers there (default: openai if the URL's path ends in /v1, else triton)"
-    option(server, "--endpoint", text, choices=("triton", "openai"))
-    text = "read a server's metrics here; may be repeated; none: don't (default: port 8002 of Triton)"
-    option(server, "--metrics-url URL", text, words, action="append")
-    option(server, "--context-url URL", argparse.SUPPRESS, joined_by_gateway)
-    add_server_options(server)
-
-
-def _add_load(verb: VerbParser) -> None:
+    option(published, "--preset NAME", "send what a guide's benchmark sends, and show its figures beside", words)
+    option(published, "--full", "all requests of the preset on a simulated server too (default there: few)")
     load = verb.add_argument_group("load")
     option(load, "--concurrency N,N", "requests under way at once, each number in turn (default: 16)", _numbers)
-    text = "requests a second, each rate in turn; inf: all at once; --concurrency is then a limit"
-    option(load, "--rate --request-rate R,R", text, _rates)
-    text = "1: Poisson arrivals (default); below 1 they come in bursts, above 1 evenly"
-    option(load, "--burstiness X", text, _above_zero)
+    option(load, "--rate --request-rate R,R", "requests a second, each rate in turn; inf: all at once", _rates)
+    option(load, "--burstiness X", "1: Poisson arrivals (default); below 1 bursts, above 1 even ones", _above_zero)
     text = "requests to measure at each load (default: 5 for each of --concurrency; all of a file)"
     option(load, "--num-prompts --num-requests N", text, positive)
     option(load, "--rounds K", "measure K requests for each one of --concurrency (default: 5)", positive)
-    option(load, "--duration S", "send nothing after S seconds; the requests are repeated as needed", duration)
-    text = "requests before the measured ones, at the same pace (default: none)"
-    option(load, "--warmup N", text, number, default=0)
-    text = "measure each load R times, for an interval of confidence (default: 1)"
-    option(load, "--repeat R", text, positive, default=1)
+    option(load, "--duration S", "send nothing after S seconds; requests are repeated as needed", duration)
+    option(load, "--warmup N", "requests before the measured ones, at the same pace (default: 0)", number, default=0)
+    option(load, "--repeat R", "measure each load R times, for an interval (default: 1)", positive, default=1)
     text = "percentage of requests that the client leaves early (default: 0)"
     option(load, "--cancel --request-cancellation-rate P", text, _percentage)
     text = "seconds after which these are left (default: 1)"
     option(load, "--cancel-after --request-cancellation-delay S", text, duration)
-    text = "processes that send (default: one for 256 streams, on half of the cores at most)"
-    option(load, "--processes N", text, positive)
-
-
-def _add_dataset(verb: VerbParser) -> None:
-    random = verb.add_argument_group("random prompts: token ids of exact length")
-    option(random, "--isl --random-input-len N", "input tokens (default: 1024)", positive)
-    option(random, "--osl --random-output-len N", "tokens to generate (default: 128)", positive)
-    text = "standard deviation: input lengths are normally distributed around --isl"
-    option(random, "--input-stdev N", text, number)
-    option(random, "--output-stdev N", "the same for the output", number)
-    text = "both lengths are uniformly distributed, from (1 - R) to (1 + R) times as long; R is below 1"
-    option(random, "--range-ratio --random-range-ratio R", text, _range_ratio)
-    text = "tokens before these that several prompts have in common (default: 0)"
-    option(random, "--prefix-len --random-prefix-len N", text, number)
-    option(random, "--num-prefixes N", "number of different prefixes (default: 1)", positive)
-    option(random, "--turns N", "turns of each conversation (default: 1)", positive)
-    option(random, "--later-isl N", "input tokens that each later turn adds (default: as the first)", positive)
-    option(random, "--think-time S", "seconds between an answer and the next turn (default: 0)", duration)
-    file = verb.add_argument_group("requests from a file")
-    text = "trtllm-bench's or generate's JSON Lines, ShareGPT, a trace (docs/bench-datasets.md); - is standard input"
-    option(file, "--dataset --dataset-path FILE", text, path)
-    option(file, "--shuffle", "in random order", default=None)
-    option(file, "--trace-speedup X", "send a trace X times as fast (default: 1)", _above_zero)
-    option(verb, "--seed N", "makes other prompts, or another order (default: 0)", seed, default=0)
-
-
-def _add_requests_and_results(verb: VerbParser) -> None:
+    option(load, "--processes N", "processes that send (default: one for 256 streams)", positive)
+    _add_dataset(verb)
     requests = verb.add_argument_group("requests")
     option(requests, "--chat", "send prompts as chat messages; they need text, so not with random prompts")
     text = "generate all tokens of the output length (default: if prompts are token ids)"
@@ -129,14 +84,42 @@ def _add_requests_and_results(verb: VerbParser) -> None:
     option(requests, "--set NAME=VALUE", text, words, action="append", default=[])
     option(requests, "--timeout S", "seconds for an answer (default: no limit)", duration)
     results = verb.add_argument_group("results")
-    text = "write bench.json, report.html, figures.csv, one JSON for each run, requests.jsonl.gz there"
-    option(results, "--output FOLDER", text, path)
-    text = "GPUs of all servers together, for TPS/GPU (default: the preset's; without it no figures per GPU)"
-    option(results, "--gpus N", text, positive)
+    option(results, "--output FOLDER", "write bench.json, report.html, figures.csv and files of each run there", path)
+    option(results, "--gpus N", "GPUs of all servers together, for TPS/GPU (default: the preset's)", positive)
     text = "limits in ms for goodput, such as ttft=500,tpot=30; also itl, e2el"
     option(results, "--slo LIMITS", text, slo, default=Slo())
-    text = "lay a plan's limits beside what was measured: a folder that build wrote, or options of plan in quotes"
+    text = "a plan's limits beside: a folder that build wrote, or options of plan in quotes"
     option(results, "--against PLAN", text, words)
+    server = verb.add_argument_group("server")
+    text = "what answers there (default: openai if the URL's path ends in /v1, else triton)"
+    option(server, "--endpoint", text, choices=("triton", "openai"))
+    text = "read a server's metrics here; may be repeated; none: don't (default: port 8002 of Triton)"
+    option(server, "--metrics-url URL", text, words, action="append")
+    text = "context server, which computes the prompt; URL generates the answer then; may be repeated"
+    option(server, "--context-url URL", text, words, action="append", default=[])
+    add_server_options(server)
+
+
+def _add_dataset(verb: VerbParser) -> None:
+    random = verb.add_argument_group("random prompts: token ids of exact length")
+    option(random, "--isl --random-input-len N", "input tokens (default: 1024)", positive)
+    option(random, "--osl --random-output-len N", "tokens to generate (default: 128)", positive)
+    option(random, "--input-stdev N", "standard deviation: normal lengths around --isl", number)
+    option(random, "--output-stdev N", "the same for the output", number)
+    text = "uniform lengths, from (1 - R) to (1 + R) times as long; R is below 1"
+    option(random, "--range-ratio --random-range-ratio R", text, _range_ratio)
+    text = "tokens before these that several prompts have in common (default: 0)"
+    option(random, "--prefix-len --random-prefix-len N", text, number)
+    option(random, "--num-prefixes N", "number of different prefixes (default: 1)", positive)
+    option(random, "--turns N", "turns of each conversation (default: 1)", positive)
+    option(random, "--later-isl N", "input tokens that each later turn adds (default: as the first)", positive)
+    option(random, "--think-time S", "seconds between an answer and the next turn (default: 0)", duration)
+    file = verb.add_argument_group("requests from a file")
+    text = "trtllm-bench's or generate's JSON Lines, ShareGPT, a trace (docs/bench.md); - is standard input"
+    option(file, "--dataset --dataset-path FILE", text, path)
+    option(file, "--shuffle", "in random order", default=None)
+    option(file, "--trace-speedup X", "send a trace X times as fast (default: 1)", _above_zero)
+    option(verb, "--seed N", "makes other prompts, or another order (default: 0)", seed, default=0)
 
 
 # --- Which go together ---

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_client import SamplingParams
-from deepseek_triton_tools.bench.figures import Figures
 from deepseek_triton_tools.bench.presets import preset as published_preset
 from deepseek_triton_tools.bench.presets import presets
+from deepseek_triton_tools.bench.result import Figures
 from deepseek_triton_tools.bench.workload import LoadPoint, NormalLengths
 from deepseek_triton_tools.cli.bench_options import add_bench_options, check_options, dataset_options
 from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, client_settings
@@ -131,8 +131,7 @@ def exit_code(figures: Sequence[Figures]) -> int:
 
 def _sweep(args: argparse.Namespace) -> Sweep:
     """:raises ToolError: for options that don't go together, and when the server can't be asked."""
-    from deepseek_triton_tools.bench.server_facts import endpoint_of, model_facts
-    from deepseek_triton_tools.bench.server_metrics import usual_metrics_urls
+    from deepseek_triton_tools.bench.servers import endpoint_of, model_facts, usual_metrics_urls
     from deepseek_triton_tools.bench.sweep import Sweep
 
     check_options(args, is_openai=endpoint_of(args.urls, args.endpoint) == "openai")
@@ -169,7 +168,7 @@ def _conversation_source(
     """The prompts of --dataset, or random ones; those of a preset have its lengths."""
     from deepseek_triton_tools.bench.dataset_files import FileConversationSource, RandomConversationSource
     from deepseek_triton_tools.bench.random_prompts import text_token_ids
-    from deepseek_triton_tools.bench.server_facts import token_counts
+    from deepseek_triton_tools.bench.servers import token_counts
 
     options = dataset_options(args)
     if published is not None:
@@ -191,7 +190,7 @@ def _conversation_source(
 
 
 def _target(args: argparse.Namespace) -> TargetSettings:
-    from deepseek_triton_tools.bench.server_facts import endpoint_of, first_openai_model
+    from deepseek_triton_tools.bench.servers import endpoint_of, first_openai_model
     from deepseek_triton_tools.bench.targets import TargetSettings
 
     endpoint = endpoint_of(args.urls, args.endpoint)

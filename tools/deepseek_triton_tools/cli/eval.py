@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
 
 from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, number, option, path, positive, real_number, words
@@ -82,53 +84,32 @@ def _task(text: str) -> str:
 
 def _eval(args: argparse.Namespace) -> int:
     _refuse_misplaced(args)
-    from functools import partial
-    from pathlib import Path
-
     from deepseek_triton_client import AsyncClient
     from deepseek_triton_tools.evaluation.run_evaluation import EvaluationOptions, run_evaluation
 
-    name = args.task or args.task_file.stem
+    args.output = args.output or Path(f"eval-{args.task or args.task_file.stem}")
+    args.connect = partial(AsyncClient, args.url, **client_settings(args))
+    args.fields = sampling_fields(args)
     return run_evaluation(
-        EvaluationOptions(
-            connect=partial(AsyncClient, args.url, **client_settings(args)),
-            model=args.model,
-            task=args.task,
-            task_file=args.task_file,
-            data=args.data,
-            output=args.output or Path(f"eval-{name}"),
-            overwrite=args.overwrite,
-            limit=args.limit,
-            num_fewshot=args.num_fewshot,
-            like_lm_eval=args.like == "lm-eval",
-            scorer=args.scorer,
-            chat=args.chat,
-            system=args.system,
-            fields=sampling_fields(args),
-            concurrency=args.concurrency,
-            allow_failed=args.allow_failed,
-            pass_at=args.pass_at,
-            fail_below_band=args.fail_below_band,
-            as_json=args.json,
-        )
+        EvaluationOptions(**{each.name: getattr(args, each.name) for each in fields(EvaluationOptions)})
     )
 
 
 def _refuse_misplaced(args: argparse.Namespace) -> None:
     """Raises ToolError for every option that the task has no use for."""
-    only: dict[str, tuple[Any, tuple[str, ...]]] = {
-        "--data": (args.data, ("gsm8k", "mmlu", "gpqa_diamond", "own")),
-        "--num-fewshot": (args.num_fewshot, ("gsm8k", "mmlu", "")),
-        "--like lm-eval": (args.like != "trtllm-eval" or None, ("gsm8k",)),
-        "--scorer": (args.scorer != "exact" or None, ("own",)),
-        "--chat": (args.chat or None, ("gsm8k", "mmlu", "gpqa_diamond", "own", "")),
-        "--system": (args.system, ("gsm8k", "mmlu", "gpqa_diamond", "own", "")),
+    downloaded = ("gsm8k", "mmlu", "gpqa_diamond")
+    tasks_of = {
+        "--data": (args.data is not None, (*downloaded, "own")),
+        "--num-fewshot": (args.num_fewshot is not None, ("gsm8k", "mmlu", "--task-file")),
+        "--like lm-eval": (args.like != "trtllm-eval", ("gsm8k",)),
+        "--scorer": (args.scorer != "exact", ("own",)),
+        "--chat": (args.chat, (*downloaded, "own", "--task-file")),
+        "--system": (args.system is not None, (*downloaded, "own", "--task-file")),
     }
-    task = args.task or ""
     problems = [
-        f"{option} is for {', '.join(name or '--task-file' for name in tasks)}"
-        for option, (value, tasks) in only.items()
-        if value is not None and task not in tasks
+        f"{name} is for {', '.join(tasks)}"
+        for name, (is_present, tasks) in tasks_of.items()
+        if is_present and (args.task or "--task-file") not in tasks
     ]
     problems += [
         f"--{name.replace('_', '-')}: one answer to each question" for name in ("n", "best_of") if getattr(args, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from deepseek_triton_tools.bench.figures import Slo
+from deepseek_triton_tools.bench.result import Slo
 
 SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 

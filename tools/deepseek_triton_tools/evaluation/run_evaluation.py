@@ -1,12 +1,13 @@
-"""Runs one evaluation: data, questions, scores, files and verdict."""
+"""One evaluation: questions, scores, the published accuracy that they are compared with, files and verdict."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,193 @@ from deepseek_triton_tools.evaluation.harness import (
     load_lm_eval,
     prepare,
 )
-from deepseek_triton_tools.evaluation.own_questions import own_questions
 from deepseek_triton_tools.evaluation.questions import open_answers
-from deepseek_triton_tools.evaluation.summary import EvaluationSummary, PassBand, bands_of, scores_in, verdicts
 from deepseek_triton_tools.evaluation.task_data import EvaluationTask
-from deepseek_triton_tools.evaluation.tasks import LM_EVAL_SEED, gpqa_diamond, gsm8k, mmlu, tiny
+from deepseek_triton_tools.evaluation.tasks import LM_EVAL_SEED, gpqa_diamond, gsm8k, mmlu, own_questions, tiny
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 from deepseek_triton_tools.tool_errors import ToolError
+
+SCHEMA = "deepseek-triton/eval/1"
+_MOST_SHOWN = 8
+"""Further metrics; those of 57 subjects are in the files only."""
+_FILE = Path(__file__).with_name("pass_bands.yaml")
+_ALPHA_QUANTILE = 1.645
+"""A quantile of the normal distribution: one in twenty runs of an equal model fails."""
+_SIGMA = 50.0
+"""Percent: the standard deviation of one answer that is right half the time, the largest there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassBand:
+    """Accuracies are in percent."""
+
+    task: str
+    title: str
+    models: Sequence[str]
+    chat: bool
+    reference: float
+    num_questions: int
+    source: str
+    pass_at: float | None = None
+
+    def passes_from(self, num_questions: int) -> float:
+        """Return the lowest score that passes in a run of so many questions."""
+        if self.pass_at is not None and num_questions == self.num_questions:
+            return self.pass_at
+        spread = _SIGMA * sqrt(1 / self.num_questions + 1 / num_questions)
+        return self.reference - _ALPHA_QUANTILE * spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandVerdict:
+    title: str
+    reference: float | None
+    """Percent; None for a limit that the user gave."""
+    passes_from: float
+    passed: bool
+    source: str
+
+
+def pass_bands() -> tuple[PassBand, ...]:
+    import yaml
+
+    rows: list[dict[str, Any]] = yaml.safe_load(_FILE.read_text("utf-8"))
+    return tuple(PassBand(**row) for row in rows)
+
+
+def bands_of(task: str, model: str, *, chat: bool) -> tuple[PassBand, ...]:
+    """Return the bands that were measured on this model in this form."""
+    return tuple(band for band in pass_bands() if band.task == task and model in band.models and band.chat == chat)
+
+
+def verdicts(
+    bands: Sequence[PassBand], score: float, num_questions: int, *, pass_at: float | None
+) -> tuple[BandVerdict, ...]:
+    """:param pass_at: the user's own limit, in percent, which takes the place of the published ones."""
+    limits = [(band.title, band.reference, band.passes_from(num_questions), band.source) for band in bands]
+    return tuple(
+        BandVerdict(title=title, reference=reference, passes_from=limit, passed=score >= limit, source=source)
+        for title, reference, limit, source in (
+            limits if pass_at is None else [("--pass-at", None, pass_at, "the command line")]
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricScore:
+    name: str
+    value: float
+    stderr: float | None
+    is_percent: bool
+    """Whether it is a share of the questions; a perplexity is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSummary:
+    task: str
+    model: str
+    engine: str
+    form: str
+    """chat or completion."""
+    num_questions: int
+    scores: tuple[MetricScore, ...]
+    score: float | None
+    """Mean of the `scores` in percent; None without one."""
+    verdicts: tuple[BandVerdict, ...]
+    truncated: int
+    """Answers that were cut off at the most tokens they may have."""
+    thought: int
+    failed: int
+    """Questions without an answer, which count as wrong."""
+    kept: int
+    """Answers of an earlier run."""
+    num_output_tokens: int
+    output: str
+    notes: tuple[str, ...] = ()
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    """Further metrics, such as those of single subjects."""
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether it passes every band; None without one."""
+        return all(verdict.passed for verdict in self.verdicts) if self.verdicts else None
+
+    def as_json(self) -> str:
+        return json.dumps({"schema": SCHEMA, **asdict(self), "passed": self.passed}, ensure_ascii=False, indent=2)
+
+    def print(self) -> None:
+        engine = f" ({self.engine})" if self.engine else ""
+        title = f"{self.task}: {self.model}{engine}, {self.num_questions:,} questions, {self.form} form"
+        rows = [_score_row(one.name, one.value, one.stderr, is_percent=one.is_percent) for one in self.scores]
+        if len(rows) > 1 and self.score is not None:
+            rows.append(_score_row("score (their mean)", self.score))
+        if len(self.breakdown) <= _MOST_SHOWN:
+            rows += [_score_row(f"  {name}", value) for name, value in self.breakdown.items()]
+        show(Table(title=title, headings=("metric", "value", "+-"), rows=rows, is_grid=True))
+        if self.verdicts:
+            headings = ("compared with", "reference", "passes from", "verdict")
+            compared = [
+                (
+                    one.title,
+                    "" if one.reference is None else f"{one.reference:.2f}",
+                    f"{one.passes_from:.2f}",
+                    "pass" if one.passed else "below",
+                )
+                for one in self.verdicts
+            ]
+            show(Table(title="", headings=headings, rows=compared))
+        for note in self.notes:
+            print(paragraph(note))
+        print(paragraph(f"results, samples and answers: {self.output}"))
+
+
+def _score_row(
+    name: str, value: float, stderr: float | None = None, *, is_percent: bool = True
+) -> tuple[str, str, str]:
+    return name, f"{value:.2f}{' %' if is_percent else ''}", "" if stderr is None else f"{stderr:.2f}"
+
+
+def scores_in(results: Mapping[str, Any], chosen: Sequence[str]) -> tuple[tuple[MetricScore, ...], dict[str, float]]:
+    """Return the chosen metrics of lm-eval's results, and the others where they are shares, in percent.
+
+    :param chosen: their names; none chooses all. Of a group of tasks they are the group's own, or where it has none,
+        those of each task.
+    """
+    groups = [name for name in results.get("groups", {}) if _metrics(results, name)]
+    tasks = groups[:1] or [name for name in results["results"] if _metrics(results, name)]
+    metrics = [
+        one if len(tasks) == 1 else replace(one, name=f"{task} {one.name}")
+        for task in tasks
+        for one in _metrics(results, task)
+    ]
+    scores = [one for one in metrics if one.name in chosen] or metrics
+    others = [one for one in metrics if one not in scores and one.is_percent]
+    return tuple(scores), {one.name.removesuffix(",none"): one.value for one in others}
+
+
+def _metrics(results: Mapping[str, Any], task: str) -> list[MetricScore]:
+    """:param task: a task or a group."""
+    row = results["results"][task]
+    better = results.get("higher_is_better", {}).get(task, {})
+    scores = []
+    for name, value in row.items():
+        if "," not in name or "_stderr," in name or not isinstance(value, (int, float)):
+            continue
+        stderr = row.get(name.replace(",", "_stderr,", 1))
+        is_percent = better.get(name.partition(",")[0]) is True and 0 <= float(value) <= 1
+        factor = 100 if is_percent else 1
+        scores.append(
+            MetricScore(
+                name=name,
+                value=factor * float(value),
+                stderr=factor * float(stderr) if isinstance(stderr, (int, float)) else None,
+                is_percent=is_percent,
+            )
+        )
+    return scores
+
 
 _ROUNDS = 20
 """Attempts for a question that the server was too full for, or not there: about a minute."""
@@ -38,6 +218,8 @@ _SERVER_FACTS = ("name", "checkpoint", "engine", "engine_version")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
+    """Most are options of the command line, by their names there."""
+
     connect: Callable[..., AsyncClient]
     """Takes further settings of the client."""
     model: str
@@ -49,7 +231,7 @@ class EvaluationOptions:
     overwrite: bool = False
     limit: int | None = None
     num_fewshot: int | None = None
-    like_lm_eval: bool = False
+    like: str = "trtllm-eval"
     scorer: str = "exact"
     chat: bool = False
     system: str | None = None
@@ -60,7 +242,7 @@ class EvaluationOptions:
     pass_at: float | None = None
     """Percent."""
     fail_below_band: bool = False
-    as_json: bool = False
+    json: bool = False
 
 
 def run_evaluation(options: EvaluationOptions) -> int:
@@ -103,7 +285,7 @@ def run_evaluation(options: EvaluationOptions) -> int:
     summary = _summary(options, task, model, results, bands, info)
     _write(options.output, results, summary)
     with to_reader():
-        if options.as_json:
+        if options.json:
             print(summary.as_json())
         else:
             summary.print()
@@ -130,27 +312,26 @@ async def _describe(connect: Callable[[], AsyncClient]) -> dict[str, Any]:
 
 
 def _task(options: EvaluationOptions) -> EvaluationTask:
-    limit, shots = options.limit, options.num_fewshot
-    if options.task_file is not None:
-        if not options.task_file.is_file():
-            raise ToolError(f"--task-file {options.task_file}: there is no such file", exit_code=2)
-        return EvaluationTask(
-            name=options.task_file.stem,
-            config=options.task_file.resolve(),
-            limit=limit,
-            num_fewshot=shots,
-            fewshot_seed=LM_EVAL_SEED,
-            multiturn=True,
-        )
-    if options.task == "gsm8k":
-        return gsm8k(options.data, num_fewshot=shots, limit=limit, like_lm_eval=options.like_lm_eval)
-    if options.task == "mmlu":
-        return mmlu(options.data, num_fewshot=shots, limit=limit)
-    if options.task == "gpqa_diamond":
-        return gpqa_diamond(options.data, limit=limit)
-    if options.task == "own":
-        return own_questions(options.data, scorer=options.scorer, limit=limit)
-    return tiny(limit=limit)
+    data, limit, shots = options.data, options.limit, options.num_fewshot
+    if options.task_file is None:
+        tasks: dict[str | None, Callable[[], EvaluationTask]] = {
+            "gsm8k": lambda: gsm8k(data, num_fewshot=shots, limit=limit, like_lm_eval=options.like == "lm-eval"),
+            "mmlu": lambda: mmlu(data, num_fewshot=shots, limit=limit),
+            "gpqa_diamond": lambda: gpqa_diamond(data, limit=limit),
+            "own": lambda: own_questions(data, scorer=options.scorer, limit=limit),
+            "tiny": lambda: tiny(limit=limit),
+        }
+        return tasks[options.task]()
+    if not options.task_file.is_file():
+        raise ToolError(f"--task-file {options.task_file}: there is no such file", exit_code=2)
+    return EvaluationTask(
+        name=options.task_file.stem,
+        config=options.task_file.resolve(),
+        limit=limit,
+        num_fewshot=shots,
+        fewshot_seed=LM_EVAL_SEED,
+        multiturn=True,
+    )
 
 
 def _summary(
@@ -187,20 +368,16 @@ def _summary(
 
 
 def _notes(task: EvaluationTask, model: HarnessModel, bands: tuple[PassBand, ...], num_questions: int) -> list[str]:
-    notes = []
-    if model.truncated and not task.is_cut:
-        notes.append(
-            f"{model.truncated:,} of {model.num_asked:,} answers were cut off at their most tokens: --max-tokens"
-        )
-    if model.failed:
-        notes.append(f"{len(model.failed):,} questions failed and count as wrong (--allow-failed)")
-    if model.thought:
-        notes.append(f"{model.thought:,} answers began with reasoning, which was not scored")
-    if model.num_kept:
-        notes.append(f"{model.num_kept:,} of the answers are of an earlier run; --overwrite asks again")
-    if any(band.num_questions > num_questions for band in bands):
-        notes.append(f"the band is wider than the published one, because only {num_questions:,} questions were asked")
-    return notes
+    is_wider = any(band.num_questions > num_questions for band in bands)
+    cut_off = 0 if task.is_cut else model.truncated
+    notes = {
+        f"{cut_off:,} of {model.num_asked:,} answers were cut off at their most tokens: --max-tokens": cut_off,
+        f"{len(model.failed):,} questions failed and count as wrong (--allow-failed)": model.failed,
+        f"{model.thought:,} answers began with reasoning, which was not scored": model.thought,
+        f"{model.num_kept:,} of the answers are of an earlier run; --overwrite asks again": model.num_kept,
+        f"the band is wider than the published one, because only {num_questions:,} questions were asked": is_wider,
+    }
+    return [note for note, is_so in notes.items() if is_so]
 
 
 def _write(output: Path, results: Mapping[str, Any], summary: EvaluationSummary) -> None:

@@ -30,7 +30,7 @@ from deepseek_triton_build import (
     PlanRequest,
     make_plan,
 )
-from deepseek_triton_tools.bench.figures import Slo
+from deepseek_triton_tools.bench.result import Slo
 from deepseek_triton_tools.sla.paces import Json, ServerLayout
 
 TOKENS_PER_STEP = {0: 1.0, 1: 1.92, 2: 2.58, 3: MTP_3_TOKENS_PER_STEP}

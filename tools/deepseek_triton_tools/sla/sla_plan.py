@@ -23,7 +23,7 @@ from deepseek_triton_build import (
     make_plan,
     pair_options,
 )
-from deepseek_triton_tools.bench.figures import Slo
+from deepseek_triton_tools.bench.result import Slo
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.sla.fleets import (
     CONTEXT,

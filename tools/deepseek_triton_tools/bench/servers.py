@@ -1,0 +1,233 @@
+"""What servers say of themselves: before a benchmark begins, and their metrics while it runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from statistics import fmean
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from deepseek_triton_client import Client, DeepseekTritonError, InvalidRequest, ServerUnavailable, Timeouts, Tls
+from deepseek_triton_tools.bench.openai_target import tls_of
+from deepseek_triton_tools.bench.result import MetricSummary
+from deepseek_triton_tools.bench.targets import Endpoint, TargetSettings, client_arguments
+from deepseek_triton_tools.tool_errors import ToolError
+
+_LIMIT_S = 10
+_LONG_FACTS = ("chat_template", "fields")
+
+
+def endpoint_of(urls: Sequence[str], kind: str | None) -> Endpoint:
+    """Tell what kind of servers these are. Raises ToolError for a mixture, and for the address of a model."""
+    for url in urls:
+        if "/v2/models" in url:
+            raise ToolError(f"expected the server's own address, got {url}; name a model with --model", exit_code=2)
+    kinds: set[Endpoint] = set()
+    for url in urls:
+        if kind == "openai" or (kind is None and url.startswith("http") and url.rstrip("/").endswith("/v1")):
+            kinds.add("openai")
+        else:
+            kinds.add("triton-grpc" if url.startswith("grpc") else "triton-http")
+    if len(kinds) > 1:
+        raise ToolError(f"expected servers of one kind, got {' and '.join(sorted(kinds))}", exit_code=2)
+    return kinds.pop()
+
+
+def first_openai_model(target: TargetSettings) -> str:
+    """Return the name of the first model that an OpenAI endpoint lists. Raises ToolError."""
+    url = f"{target.urls[0].rstrip('/')}/models"
+    try:
+        return str(_document(url, target)["data"][0]["id"])
+    except urllib.error.HTTPError as error:
+        other = "; there is no OpenAI API: for Triton, leave /v1 out" if error.code == HTTPStatus.NOT_FOUND else ""
+        raise ToolError(f"{url}: {error.code} {error.reason}{other}") from error
+    except urllib.error.URLError as error:
+        is_tls = isinstance(error.reason, ssl.SSLError)
+        hint = "does it speak TLS (https://), and is --ca right?" if is_tls else "is the server running?"
+        raise ToolError(f"{url}: no answer ({error.reason}); {hint}") from error
+    except OSError as error:
+        raise ToolError(f"{url}: no answer ({error}); is the server running?") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ToolError(f"{url}: expected a list of models; name one with --model") from error
+
+
+def _document(url: str, target: TargetSettings) -> Any:
+    """Return the JSON at `url`. Raises OSError, of which URLError is one, and ValueError."""
+    request = urllib.request.Request(url)
+    if target.token:
+        request.add_unredirected_header("Authorization", f"Bearer {target.token}")
+    tls = tls_of(target)
+    try:
+        with urllib.request.urlopen(request, timeout=_LIMIT_S, context=None if tls is True else tls) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
+
+
+def model_facts(target: TargetSettings) -> Mapping[str, Any]:
+    """Return what our backend says of the model, or our gateway at `/tokenizer_info`; nothing for other servers.
+
+    :raises DeepseekTritonError: when the server can't be reached.
+    :raises ToolError: when it has OpenAI's API only.
+    """
+    if target.endpoint == "openai":
+        return _tokenizer_facts(target)
+    url = target.urls[0].rstrip("/")
+    try:
+        with Client(target.urls[0], **client_arguments(target)) as client:
+            facts = client.model_info()
+    except InvalidRequest:
+        if target.endpoint == "triton-http" and url.startswith("http"):
+            with suppress(OSError, ValueError):  # Triton has no such page
+                _document(f"{url}/v1/models", target)
+                raise ToolError(f"{url} is an OpenAI endpoint: expected {url}/v1", exit_code=2) from None
+        return {}  # another model of Triton's, which describes nothing
+    return {name: value for name, value in facts.items() if name not in _LONG_FACTS}
+
+
+def _tokenizer_facts(target: TargetSettings) -> Mapping[str, Any]:
+    try:
+        facts = _document(f"{target.urls[0].rstrip('/').removesuffix('/v1')}/tokenizer_info", target)
+    except (OSError, ValueError):
+        return {}  # most servers have no such page
+    if not isinstance(facts, dict):
+        return {}
+    sizes = {"vocab_size": facts.get("vocab_size"), "max_seq_len": facts.get("model_max_length")}
+    return {name: value for name, value in sizes.items() if type(value) is int and value > 0}
+
+
+def token_counts(target: TargetSettings, texts: Sequence[str]) -> list[int]:
+    """Let the first server count the tokens of texts. Raises ToolError where it can't."""
+    if target.endpoint == "openai":
+        raise ToolError("an OpenAI endpoint can't count the tokens of this dataset: give --osl", exit_code=2)
+    try:
+        with Client(target.urls[0], **client_arguments(target)) as client:
+            return [len(client.tokenize(text)) for text in texts]
+    except ServerUnavailable:
+        raise
+    except DeepseekTritonError as error:
+        raise ToolError(f"the server can't count the tokens of this dataset, so give --osl: {error}") from error
+
+
+_INTERVAL_S = 1.0
+_TIMEOUTS = Timeouts(connect=5.0)
+_TRITON_PORT = 8002
+
+
+def usual_metrics_urls(urls: Iterable[str], endpoint: str) -> tuple[str, ...]:
+    """Return where servers at `urls` have their metrics: Triton on port 8002, OpenAI endpoints beside their API."""
+    addresses = []
+    for url in urls:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        place = f"{parts.scheme}://{parts.netloc}" if endpoint == "openai" else f"http://{host}:{_TRITON_PORT}"
+        addresses.append(f"{place}/metrics")
+    return tuple(dict.fromkeys(addresses))
+
+
+class MetricsWatch:
+    """Reads the metrics when its block begins, every second, and when it ends.
+
+    It has threads of its own, because the load occupies the caller's. A server that can't be read costs the run
+    nothing but a line in `problems`, and is asked again.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        own_urls: Sequence[str] = (),
+        token: str | None = None,
+        tls: Tls | None = None,
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        """:param own_urls: the servers that `token` is for; it is sent to no other host."""
+        own_hosts = set(map(_host, own_urls))
+        self.problems: dict[str, str] = {}
+        """A line for each address that could not be read, of the first time."""
+        self._interval_s = interval_s
+        self._values: dict[str, array[float]] = {}
+        self._stop = threading.Event()
+        self._threads = []
+        self._began = threading.Barrier(len(urls) + 1)
+        for url in urls:
+            client = partial(
+                Client,
+                url,
+                metrics_url=url,
+                timeouts=_TIMEOUTS,
+                tls=tls or Tls(),
+                token=token if _host(url) in own_hosts else None,
+            )
+            labels = {"server": urlsplit(url).netloc} if len(urls) > 1 else {}
+            thread = threading.Thread(
+                target=self._watch, args=(url, client, labels), name=f"metrics of {url}", daemon=True
+            )
+            self._threads.append(thread)
+
+    def __enter__(self) -> MetricsWatch:
+        for thread in self._threads:
+            thread.start()
+        self._began.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def summaries(self) -> dict[str, MetricSummary]:
+        """Return each series by its name with labels, in alphabetical order, after the block."""
+        return {
+            name: MetricSummary(first=values[0], last=values[-1], mean=fmean(values), max=max(values))
+            for name, values in sorted(self._values.items())
+        }
+
+    def _watch(self, url: str, connect: Callable[[], Client], labels: Mapping[str, str]) -> None:
+        client: Client | None = None
+        try:
+            client = connect()
+            self._read(url, client, labels)
+        except DeepseekTritonError as error:  # the URL is none
+            self.problems[url] = str(error)
+        finally:
+            self._began.wait()
+        if client is not None:
+            with client:
+                while not self._stop.wait(self._interval_s):
+                    self._read(url, client, labels)
+                self._read(url, client, labels)
+
+    def _read(self, url: str, client: Client, labels: Mapping[str, str]) -> None:
+        try:
+            samples = client.metrics().samples
+        except DeepseekTritonError as error:
+            self.problems.setdefault(url, f"{url}: no metrics: {str(error).removeprefix(f'{url}: ')}")
+            return
+        if not samples:
+            self.problems.setdefault(url, f"{url}: no metrics: the page has none; does its path end in /metrics?")
+        for sample in samples:
+            # Buckets are many, and only a query over all of them says something.
+            if math.isfinite(sample.value) and not sample.name.endswith("_bucket"):
+                pairs = sorted({**sample.labels, **labels}.items())
+                text = ",".join(f'{name}="{value}"' for name, value in pairs)
+                name = f"{sample.name}{{{text}}}" if text else sample.name
+                self._values.setdefault(name, array("d")).append(sample.value)
+
+
+def _host(url: str) -> str | None:
+    return urlsplit(url if "://" in url else f"//{url}").hostname
