@@ -194,22 +194,21 @@ async def tokenize(request: ApiRequest) -> None:
     _, model = await request.model(text("model", given.get("model", "")))
     ids = (await model.ask(inputs)).get("output_ids", [])
     tokens = [int(str(one)) for one in (ids if isinstance(ids, list) else [ids])]  # one value is the value itself
+    token_strs = None
+    if has_texts:
+        different = list(dict.fromkeys(tokens))
+        if len(different) > _MOST_TEXTS:
+            raise wrong("return_token_strs", f"a prompt of at most {_MOST_TEXTS} different tokens", len(different))
+        texts = dict(zip(different, await model.texts_of([[token] for token in different]), strict=True))
+        token_strs = [texts[token] for token in tokens]
     info = await model.info()
     document = {
         "count": len(tokens),
         "max_model_len": info.max_seq_len,
         "tokens": tokens,
-        "token_strs": await _token_texts(model, tokens) if has_texts else None,
+        "token_strs": token_strs,
     }
     await request.exchange.respond(200, msgspec.json.encode(document))
-
-
-async def _token_texts(model: ModelFront, tokens: list[int]) -> list[str]:
-    different = list(dict.fromkeys(tokens))
-    if len(different) > _MOST_TEXTS:
-        raise wrong("return_token_strs", f"a prompt of at most {_MOST_TEXTS} different tokens", len(different))
-    texts = dict(zip(different, await model.texts_of([[token] for token in different]), strict=True))
-    return [texts[token] for token in tokens]
 
 
 async def detokenize(request: ApiRequest) -> None:

@@ -210,8 +210,26 @@ class StreamedChatAnswer(ChatAnswer):
         for part in parts:
             self.counts.add(part)
             choice = self.choices[part.sequence]
-            if not choice.finish_reason:
-                self._write(chunks, part, choice)
+            if choice.finish_reason:
+                continue
+            head = self._heads[part.sequence]
+            pieces = choice.take(part)
+            if part.reasoning and self._reasoning_names:
+                value = _encode(part.reasoning)
+                delta = b",".join(b"%b:%b" % (name, value) for name in self._reasoning_names)
+                chunks.append(head + delta + self._tail_of(choice))
+            for piece in pieces:
+                if isinstance(piece, TextPiece):
+                    chunks.append(b'%b"content":%b%b' % (head, _encode(piece.text), self._tail_of(choice)))
+                elif isinstance(piece, (CallBegins, ArgumentsPiece)):
+                    assert choice.calls is not None
+                    chunks.append(b'%b"tool_calls":[%b]%b' % (head, choice.calls.delta(piece), self._tail_of(choice)))
+            if choice.finish_reason:
+                more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
+                if choice.prompt_logprobs:
+                    more += b',"prompt_logprobs":%b' % choice.prompt_logprobs.encode()
+                values = (head, self._logprobs(choice), _encode(choice.finish_reason), more, self._tail_with_usage())
+                chunks.append(b'%b},"logprobs":%b,"finish_reason":%b%b}]%b' % values)
         return b"".join(chunks)
 
     def end(self) -> bytes:
@@ -220,26 +238,6 @@ class StreamedChatAnswer(ChatAnswer):
             return b"data: [DONE]\n\n"
         usage = _encode(self.counts.document())
         return b'%b,"choices":[],"usage":%b}\n\ndata: [DONE]\n\n' % (self._usage_head, usage)
-
-    def _write(self, chunks: list[bytes], part: Part, choice: ChatChoice) -> None:
-        head = self._heads[part.sequence]
-        pieces = choice.take(part)
-        if part.reasoning and self._reasoning_names:
-            value = _encode(part.reasoning)
-            delta = b",".join(b"%b:%b" % (name, value) for name in self._reasoning_names)
-            chunks.append(head + delta + self._tail_of(choice))
-        for piece in pieces:
-            if isinstance(piece, TextPiece):
-                chunks.append(b'%b"content":%b%b' % (head, _encode(piece.text), self._tail_of(choice)))
-            elif isinstance(piece, (CallBegins, ArgumentsPiece)):
-                assert choice.calls is not None
-                chunks.append(b'%b"tool_calls":[%b]%b' % (head, choice.calls.delta(piece), self._tail_of(choice)))
-        if choice.finish_reason:
-            more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
-            if choice.prompt_logprobs:
-                more += b',"prompt_logprobs":%b' % choice.prompt_logprobs.encode()
-            values = (head, self._logprobs(choice), _encode(choice.finish_reason), more, self._tail_with_usage())
-            chunks.append(b'%b},"logprobs":%b,"finish_reason":%b%b}]%b' % values)
 
     def _tail_of(self, choice: ChatChoice) -> bytes:
         """The rest of a chunk after its delta. The log-probabilities that wait go with the next chunk."""

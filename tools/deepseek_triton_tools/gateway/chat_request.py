@@ -50,11 +50,22 @@ def guided_fields(request: Mapping[str, object]) -> dict[str, object]:
 
     Raises OpenAIError for a form that is wrong, unknown, or asked for beside another one.
     """
-    found = {name: guide for name in GUIDE_FIELDS if (guide := _guide(name, request.get(name)))}
-    if len(found) > 1:
-        names = " and ".join(found)
-        raise invalid(f"{names}: expected one of them, because an answer has one form.", param=next(iter(found)))
-    return next(iter(found.values()), {})
+    forms: dict[str, dict[str, object]] = {}
+    for name in GUIDE_FIELDS:
+        value = request.get(name)
+        if value is None:
+            continue
+        if name == "response_format":
+            forms[name] = _of_response_format(value)
+        elif name == "structured_outputs":
+            forms[name] = _of_structured_outputs(value)
+        else:
+            forms[name] = _of_word(name.removeprefix("guided_"), name, value)
+    forms = {name: form for name, form in forms.items() if form}
+    if len(forms) > 1:
+        names = " and ".join(forms)
+        raise invalid(f"{names}: expected one of them, because an answer has one form.", param=next(iter(forms)))
+    return next(iter(forms.values()), {})
 
 
 def format_of_responses(text_format: object) -> object:
@@ -62,16 +73,6 @@ def format_of_responses(text_format: object) -> object:
     if isinstance(text_format, dict) and text_format.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": {k: v for k, v in text_format.items() if k != "type"}}
     return text_format
-
-
-def _guide(name: str, value: object) -> dict[str, object]:
-    if value is None:
-        return {}
-    if name == "response_format":
-        return _of_response_format(value)
-    if name == "structured_outputs":
-        return _of_structured_outputs(value)
-    return _of_word(name.removeprefix("guided_"), name, value)
 
 
 def _of_response_format(value: object) -> dict[str, object]:

@@ -179,21 +179,17 @@ class Fleet:
         is none left."""
         up = [member for member in self._members.values() if member.state == "up" and member.role == role]
         left = [member for member in up if member.url not in call.tried]
-        if not left or len(errors) >= MOST_SERVERS or len(call.died) >= MOST_DEATHS:
-            raise self._last_word(call, errors, role)
+        if len(call.died) >= MOST_DEATHS:
+            raise self.unavailable(errors, role, is_deadly=True)
+        if not left or len(errors) >= MOST_SERVERS:
+            # A server that is full will have room again, so that is the answer if any of them is.
+            full = next((error for error in errors if error.code == "E_OVERLOADED"), None)
+            if full is None:
+                raise self.unavailable(errors, role)
+            retry_after_s = full.retry_after_s or _OVERLOADED_S
+            raise UpstreamError(str(full), code=full.code, unprocessed=True, retry_after_s=retry_after_s)
         # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
         return choose([member for member in left if not member.avoided] or left, call, self._rng)
-
-    def _last_word(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> UpstreamError:
-        """A server that is full will have room again, so that is the answer if any of them is."""
-        if len(call.died) >= MOST_DEATHS:
-            return self.unavailable(errors, role, is_deadly=True)
-        for error in errors:
-            if error.code == "E_OVERLOADED":
-                return UpstreamError(
-                    str(error), code=error.code, unprocessed=True, retry_after_s=error.retry_after_s or _OVERLOADED_S
-                )
-        return self.unavailable(errors, role)
 
     def unavailable(
         self, errors: Sequence[UpstreamError] = (), role: Role = "generation", *, is_deadly: bool = False
@@ -239,21 +235,24 @@ class Fleet:
 
     def _take_lists(self) -> None:
         """Begin with servers that are new, and leave those that are no longer in the lists."""
-        wanted: dict[str, ServerAddress] = {}
+        addresses_by_url: dict[str, ServerAddress] = {}
         roles: dict[str, Role] = {}
         for number, addresses in enumerate(self._lists):
             for address in addresses:
-                wanted.setdefault(address.url, address)
+                addresses_by_url.setdefault(address.url, address)
                 roles.setdefault(address.url, "generation" if number < self._num_generation_sources else "context")
-        for url in self._members.keys() - wanted.keys():
+        for url in self._members.keys() - addresses_by_url.keys():
             member = self._members.pop(url)
             member.leaving = True
             self._leaving.append(member)
             _keep(self._tasks, self._leave(member))
-        for url in wanted:
+        for url in addresses_by_url:
             if url in self._members:
                 continue
-            metrics_url = _metrics_url(wanted[url], self._metrics_port)
+            metrics_url = ""
+            if (port := addresses_by_url[url].metrics_port or self._metrics_port) is not None:
+                host = str(urlsplit(url).hostname)
+                metrics_url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             member = FleetMember(
                 url,
                 self._model,
@@ -294,15 +293,6 @@ def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None])
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
     cancelled = [task for task in tasks if task.cancel()]
     await asyncio.gather(*cancelled, return_exceptions=True)
-
-
-def _metrics_url(address: ServerAddress, metrics_port: int | None) -> str:
-    port = address.metrics_port or metrics_port
-    if port is None:
-        return ""
-    parts = urlsplit(address.url)
-    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
-    return f"http://{host}:{port}"
 
 
 def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:

@@ -44,6 +44,7 @@ _CANARY_PERIOD_S = 30.0
 _CANARY_S = 30.0
 """For a canary's token, while no request gets any either. An engine that waits for KV caches which never come, or for
 others to fetch those that it has, is stuck and says that it is ready (NVIDIA/TensorRT-LLM#13713)."""
+_NO_TOKEN = "no token within {:g} s, though it says that it is ready"
 _WORK: dict[Role, bytes] = {
     "context": b"time_to_first_token_seconds_count",
     # A generation server sends the first token before it has the KV cache, so only further tokens show that it works.
@@ -227,22 +228,16 @@ class FleetMember:
             is_silent, problem = not self._check_answered, f"no answer within {_ANSWER_S:g} s"
         except UpstreamError as error:
             problem = str(error)
-        self._end_frozen(is_silent)
+        heard = self.server.heard()
+        # At the first silent check, what was heard may have come before the check began, so it does not count.
+        self._silent_checks = self._silent_checks + 1 if is_silent and not (heard and self._silent_checks) else 0
+        if self._silent_checks >= _SILENT_CHECKS:
+            # Its connections stay open, so requests would wait for ever.
+            self.server.abandon(f"the server is frozen: {_SILENT_CHECKS} checks have had no answer, nor any request")
         if problem := problem or self._stuck() or await self._read_metrics() or await self._read_model():
             self._down(problem)
         elif self._failures == before:  # else a request failed meanwhile, which is the newer news
             self._check_at = time.monotonic() + _jittered(CHECK_PERIOD_S)
-
-    def _end_frozen(self, is_silent: bool) -> None:
-        """End the requests on a server that is frozen: its connections stay open, and would be waited on for ever."""
-        heard = self.server.heard()
-        # At the first silent check, what was heard may have come before the check began, so it does not count.
-        if is_silent and not (heard and self._silent_checks):
-            self._silent_checks += 1
-        else:
-            self._silent_checks = 0
-        if self._silent_checks >= _SILENT_CHECKS:
-            self.server.abandon(f"the server is frozen: {_SILENT_CHECKS} checks have had no answer, nor any request")
 
     async def _ask(self) -> str:
         """Why the server is not ready, or "". Raises UpstreamError where it does not answer."""
@@ -272,7 +267,7 @@ class FleetMember:
         if self._canary.done():
             problem = self._canary.result()
         elif now - max(self._canary_at, self._worked_at) >= _CANARY_S:
-            problem = f"no token within {_CANARY_S:g} s, though it says that it is ready"
+            problem = _NO_TOKEN.format(_CANARY_S)
         else:
             return ""
         self._drop_canary()
@@ -292,14 +287,6 @@ class FleetMember:
                 if error.code != "E_OVERLOADED":
                     return str(error)
                 await asyncio.sleep(error.retry_after_s or _AVOIDED_S)
-
-    async def _returning_canary(self) -> str:
-        """The same for a server that was stuck, which waits for the answer."""
-        self._drop_canary()
-        try:
-            return await within(_CANARY_S, self._send_canary())
-        except TimeoutError:
-            return f"no token within {_CANARY_S:g} s, though it says that it is ready"
 
     def _drop_canary(self) -> None:
         if self._canary is not None:
@@ -344,9 +331,14 @@ class FleetMember:
             reason = f"It can't share requests with another server: {model.fields.request_type}"
         else:
             reason = self._accept(self, model.identity)
-        is_unproven = self._is_stuck and self._worked_at <= self._went_down_at
-        if not reason and is_unproven and (problem := await self._returning_canary()):
-            return problem
+        if not reason and self._is_stuck and self._worked_at <= self._went_down_at:
+            self._drop_canary()
+            try:
+                problem = await within(_CANARY_S, self._send_canary())
+            except TimeoutError:
+                problem = _NO_TOKEN.format(_CANARY_S)
+            if problem:
+                return problem
         if self._failures == before:
             self._is_stuck = False
             self._enter("left out" if reason else "up", reason)

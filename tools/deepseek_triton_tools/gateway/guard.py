@@ -242,9 +242,19 @@ class Guard:
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
         """Whose key the headers have, as ASGI gives them. Raises OpenAIError 401."""
-        self._read_again()
-        given = next((value for name, value in headers if name == b"authorization"), b"").decode("latin-1")
-        scheme, _, key = given.partition(" ")
+        if (now_s := time.monotonic()) >= self._look_at_s:
+            self._look_at_s = now_s + _LOOK_S
+            try:
+                signature = _signature(self._path)
+                if signature != self._seen:
+                    self._seen = signature
+                    self._callers = read_keys(self._path)
+                    _log.warning("%s was read again; keys: %d", self._path, len(self._callers))
+            except (OSError, KeysFileError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
+                _log.warning("%s has changed, but the keys of before stay: %s", self._path, reason)
+        header = next((value for name, value in headers if name == b"authorization"), b"").decode("latin-1")
+        scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise _unauthorized("expected an API key in the header Authorization: Bearer KEY", None)
         # Looking up a digest tells no timing of use: nobody can choose a key by the digest that it will have.
@@ -295,22 +305,6 @@ class Guard:
         if caller.tokens_per_minute is not None and num_used != reserved.num_tokens:
             amounts = (0, num_used - reserved.num_tokens)
             self._table.charge(caller.digest, (None, caller.tokens_per_minute), amounts, force=True)
-
-    def _read_again(self) -> None:
-        now_s = time.monotonic()
-        if now_s < self._look_at_s:
-            return
-        self._look_at_s = now_s + _LOOK_S
-        try:
-            signature = _signature(self._path)
-            if signature == self._seen:
-                return
-            self._seen = signature
-            self._callers = read_keys(self._path)
-            _log.warning("%s was read again; keys: %d", self._path, len(self._callers))
-        except (OSError, KeysFileError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            _log.warning("%s has changed, but the keys of before stay: %s", self._path, reason)
 
 
 def read_keys(path: Path) -> Mapping[bytes, Caller]:

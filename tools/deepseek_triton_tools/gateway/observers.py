@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from logging.handlers import WatchedFileHandler
@@ -256,14 +256,18 @@ class _PresentMetrics(Collector):
         self._servers = servers
 
     def collect(self) -> Iterator[Metric]:
+        servers = self._servers
         for family in self._registry.collect():
-            family.samples = [sample for sample in family.samples if self._has(sample.labels)]
+            family.samples = [
+                sample
+                for sample in family.samples
+                if (
+                    sample.labels.keys().isdisjoint({"server", "key"})
+                    if servers is None
+                    else sample.labels.get("server", "") in servers or "server" not in sample.labels
+                )
+            ]
             yield family
-
-    def _has(self, labels: Mapping[str, str]) -> bool:
-        if self._servers is None:
-            return labels.keys().isdisjoint({"server", "key"})
-        return "server" not in labels or labels["server"] in self._servers
 
 
 class _GoesOn(logging.Handler):

@@ -73,25 +73,22 @@ def completion_logprobs(
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     offsets: list[int] = []
-    for candidates, text in (each for document in logprobs for each in _with_text(_decode(document), echoed)):
+    each: list[tuple[dict[str, _Token] | None, str]] = []
+    for document in logprobs:
+        generated = _decode(document)
+        texts = [next(iter(one.values())).decoded_token or "" if one else "" for one in generated]
+        if generated and not generated[0]:
+            texts[0] = echoed[: max(0, len(echoed) - sum(map(len, texts)))]
+        each += zip(generated, texts, strict=True)
+    for candidates, text in each:
         found = list((candidates or {}).values())
         known = bool(found) and found[0].logprob is not None
         tokens.append(text)
         values.append(_number(found[0].logprob) if known else None)
-        tops.append(
-            {each.decoded_token or "": _number(each.logprob) for each in found[: num_top + 1]} if known else None
-        )
+        tops.append({one.decoded_token or "": _number(one.logprob) for one in found[: num_top + 1]} if known else None)
         offsets.append(offset)
         offset += len(text)
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
-
-
-def _with_text(tokens: list[dict[str, _Token] | None], echoed: str) -> Iterable[tuple[dict[str, _Token] | None, str]]:
-    """Each token's candidates and text."""
-    texts = [next(iter(candidates.values())).decoded_token or "" if candidates else "" for candidates in tokens]
-    if tokens and not tokens[0]:
-        texts[0] = echoed[: max(0, len(echoed) - sum(map(len, texts)))]
-    return zip(tokens, texts, strict=True)
 
 
 def _chat_token(token: _Token) -> dict[str, object]:

@@ -218,7 +218,16 @@ def in_own_words(error: OpenAIError) -> OpenAIError:
 
 def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Return (the JSON of the chat request that asks the same, the fields that the response repeats)."""
-    _refuse(given)
+    for name, reason in _REFUSED.items():
+        if given.get(name):
+            raise invalid(f"{name}: {reason}.", param=name, code="unsupported_parameter")
+    if given.get("truncation", "disabled") != "disabled":
+        message = "truncation: expected disabled, because the conversation is never shortened here."
+        raise invalid(message, param="truncation", code="unsupported_value")
+    for name in (*_OWN_WORDS, "n"):
+        if name in given:
+            hint = f"Here it is {_OWN_WORDS[name]}." if name in _OWN_WORDS else "A response is one answer."
+            raise invalid(f"{name}: this is a field of chat completions. {hint}", param=name, code="unknown_parameter")
     if "input" not in given:
         raise invalid("input: expected a text or a list of items, got nothing.", param="input")
     own = _OURS | _WITHOUT_EFFECT | _REFUSED.keys()
@@ -237,22 +246,19 @@ def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str
     return chat, echoed
 
 
-def _refuse(given: Mapping[str, object]) -> None:
-    for name, reason in _REFUSED.items():
-        if given.get(name):
-            raise invalid(f"{name}: {reason}.", param=name, code="unsupported_parameter")
-    if given.get("truncation", "disabled") != "disabled":
-        message = "truncation: expected disabled, because the conversation is never shortened here."
-        raise invalid(message, param="truncation", code="unsupported_value")
-    for name in (*_OWN_WORDS, "n"):
-        if name in given:
-            hint = f"Here it is {_OWN_WORDS[name]}." if name in _OWN_WORDS else "A response is one answer."
-            raise invalid(f"{name}: this is a field of chat completions. {hint}", param=name, code="unknown_parameter")
-
-
 def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
     """The tools and the choice among them, in chat's form."""
-    functions = [_function(f"tools[{at}]", tool) for at, tool in enumerate(given)]
+    functions = []
+    for at, tool in enumerate(given):
+        if not isinstance(tool, dict):
+            raise wrong(f"tools[{at}]", "an object", tool)
+        if tool.get("type") != "function":
+            message = (
+                f"tools[{at}].type: expected function, got {tool.get('type')!r}. The gateway runs no tools itself."
+            )
+            raise invalid(message, param="tools", code="unsupported_value")
+        names = ("name", "description", "parameters", "strict")
+        functions.append({name: tool[name] for name in names if tool.get(name) is not None})
     if isinstance(choice, dict):
         match kind := choice.get("type"):
             case "allowed_tools":
@@ -276,16 +282,6 @@ def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
     if choice is not None:
         chat["tool_choice"] = choice
     return chat
-
-
-def _function(place: str, tool: object) -> dict[str, object]:
-    if not isinstance(tool, dict):
-        raise wrong(place, "an object", tool)
-    if tool.get("type") != "function":
-        message = f"{place}.type: expected function, got {tool.get('type')!r}. The gateway runs no tools itself."
-        raise invalid(message, param="tools", code="unsupported_value")
-    names = ("name", "description", "parameters", "strict")
-    return {name: tool[name] for name in names if tool.get(name) is not None}
 
 
 def _answer_form(given: Mapping[str, object]) -> dict[str, object]:

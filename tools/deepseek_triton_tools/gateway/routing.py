@@ -27,21 +27,13 @@ def affinity_key(prompt: str | Sequence[int] | Sequence[Mapping[str, object]], *
     elif isinstance(prompt, str):
         beginning = prompt[:_PROMPT_CHARACTERS]
     elif prompt and isinstance(prompt[0], Mapping):
-        beginning = _first_messages(prompt)
+        # Roles and contents only: clients add other fields to the messages that they send back.
+        messages = [(one.get("role"), one.get("content")) for one in prompt if isinstance(one, Mapping)]
+        first_user = next((at for at, (role, _) in enumerate(messages) if role == "user"), len(messages))
+        beginning = messages[: first_user + 1]
     else:
         beginning = prompt[:_PROMPT_IDS]
     return blake2b(msgspec.json.encode(beginning), digest_size=8).digest()
-
-
-def _first_messages(messages: Sequence[object]) -> list[tuple[object, object]]:
-    """Roles and contents only: clients add other fields to the messages that they send back."""
-    first = []
-    for message in messages:
-        if isinstance(message, Mapping):
-            first.append((message.get("role"), message.get("content")))
-            if message.get("role") == "user":
-                break
-    return first
 
 
 def rendezvous_score(key: bytes, url: str) -> bytes:

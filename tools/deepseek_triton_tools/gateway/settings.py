@@ -188,12 +188,8 @@ class ServersFile:
             raise SourceError(f"{self._name}: can't be read: {error}") from error
         is_settled = self._seen is None or text == self._seen
         self._seen = text
-        if text != self._taken and is_settled:
-            self._addresses = self._parse(text)
-            self._taken = text
-        return self._addresses
-
-    def _parse(self, text: str) -> list[ServerAddress]:
+        if text == self._taken or not is_settled:
+            return self._addresses
         addresses, problems = [], []
         for number, line in enumerate(text.splitlines(), start=1):
             # A URL has its metrics port behind a #, so a comment begins with one after a blank.
@@ -206,4 +202,5 @@ class ServersFile:
             raise SourceError(f"{self._name}: {'; '.join(problems)}")
         if not addresses:
             raise SourceError(f"{self._name}: expected a URL in each line, got none")
+        self._addresses, self._taken = addresses, text
         return addresses

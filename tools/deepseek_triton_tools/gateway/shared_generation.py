@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -31,6 +31,9 @@ _RELEASE_S = 60.0
 """For a KV cache that nobody wants to be fetched."""
 _RELEASE_PAUSE_S = 0.5
 """Until another generation server is asked to fetch it."""
+_WITHOUT_END: dict[str, Any] = {"finish_reason": "", "stop_reason": "", "context_phase_params": ""}
+_WITHOUT_END |= {"num_output_tokens": 0, "num_reasoning_tokens": 0}
+"""The end and the counts of a context server's part, which the generation server's answer has too."""
 _log = logging.getLogger(__name__)
 
 
@@ -127,7 +130,7 @@ class _SharedRequest:
                     if self.ended:
                         yield parts
                     elif any(part.text or part.reasoning for part in parts):
-                        yield [_without_end(part) for part in parts]
+                        yield [structs.replace(part, **_WITHOUT_END) for part in parts]
         except UpstreamError as error:
             if self._handover:
                 return  # its last response has come, so whatever went wrong after it means nothing
@@ -244,10 +247,3 @@ class _SharedRequest:
                 if error.code != _CONTEXT_LOST:
                     _log.warning("a context server may hold the KV cache of %s: %s", self._call.request_id, error)
             return
-
-
-def _without_end(part: Part) -> Part:
-    """The part without its end and its counts, which the generation server's answer has too."""
-    return structs.replace(
-        part, finish_reason="", stop_reason="", num_output_tokens=0, num_reasoning_tokens=0, context_phase_params=""
-    )

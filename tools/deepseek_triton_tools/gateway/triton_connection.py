@@ -167,7 +167,14 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
     )
     try:
         transport, _ = await within(_CONNECT_S, making)
-        _keep_alive(transport.get_extra_info("socket"))
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        # Where the server has closed it already, uvloop has no socket, and asyncio a dead one.
+        if sock is None or sock.fileno() < 0:
+            raise ConnectionResetError("the server closed the connection at once")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):  # macOS lacks some
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     except asyncio.CancelledError:
         connection.close()  # it may have come about in the same moment
         raise
@@ -180,16 +187,6 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
         reason = str(error) or "the connection was closed at once; is it HTTPS that is served there?"
         raise ConnectionFailed(f"can't connect: {reason}") from error
     return connection
-
-
-def _keep_alive(sock: socket.socket | None) -> None:
-    """Raises OSError where the server has closed it already. uvloop has no socket then, asyncio a dead one."""
-    if sock is None or sock.fileno() < 0:
-        raise ConnectionResetError("the server closed the connection at once")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # macOS lacks some
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def request_head(method: str, url: str, path: str, headers: Iterable[tuple[str, str]]) -> bytes:
