@@ -164,8 +164,7 @@ def test_all_of_it_is_resident_afterwards(call, folder):
     assert call(folder, form="evict").returncode == 0
     done = call(folder, form="report")  # only reports
     assert done.returncode == 0
-    for title in ("Checkpoints", "File systems", "Memory of this node", "What warming would do"):
-        assert title in done.stdout
+    assert "memory: room for " in done.stdout
     survey = take_survey([str(folder)])
     assert survey.resident < survey.size / 2
     done = call(folder)

@@ -14,9 +14,14 @@ from deepseek_triton_tools.terminal.output_streams import complain, print_json, 
 from deepseek_triton_tools.terminal.tables import show
 from deepseek_triton_tools.tool_errors import LockError, ToolError
 from deepseek_triton_tools.warming import Share, Survey, WarmOptions, WarmResult, examine, report, take_survey, warm
-from deepseek_triton_tools.warming.document import evict_document, result_document, survey_document
 from deepseek_triton_tools.warming.hold import Held, check_hold, evict_all, hold
-from deepseek_triton_tools.warming.report import ProgressView, progress_line
+from deepseek_triton_tools.warming.report import (
+    ProgressView,
+    evict_document,
+    progress_line,
+    result_document,
+    survey_document,
+)
 from deepseek_triton_tools.warming.warm_up import WarmProgress
 
 _SWITCH_INTERVAL_S = 0.0005
@@ -77,8 +82,10 @@ def report_files(args: argparse.Namespace) -> int:
         if args.json:
             print_json(survey_document(survey, action="report", exit_code=code, verbose=args.verbose))
         else:
-            for table in report.tables(survey, verbose=args.verbose):
-                show(table)
+            for line in report.preamble(survey):
+                print(line)
+            if files := report.files_to_show(survey, verbose=args.verbose):
+                show(report.files_table(files))
             for checkpoint in survey.checkpoints:
                 for finding in checkpoint.findings:
                     print(report.finding_line(finding))

@@ -1,11 +1,13 @@
-"""Lines and tables for people: about a survey, the progress and the result of a warm-up, an eviction."""
+"""What is said of a survey, the progress and the result of a warm-up and an eviction: lines for people, and the JSON
+document "deepseek-triton/warm/1"."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from deepseek_triton_build.arithmetic import PREFETCH_SHARE
 from deepseek_triton_build.check import Finding
@@ -13,7 +15,7 @@ from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.terminal.status_line import StatusLine
-from deepseek_triton_tools.terminal.tables import Row, Table
+from deepseek_triton_tools.terminal.tables import Table
 from deepseek_triton_tools.warming.filesystem import FileSystem
 from deepseek_triton_tools.warming.hold import Evicted
 from deepseek_triton_tools.warming.page_cache import known_sum
@@ -21,6 +23,8 @@ from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.transfer import Problem
 from deepseek_triton_tools.warming.warm_up import Stall, WarmProgress, WarmResult
 
+SCHEMA = "deepseek-triton/warm/1"
+_OF_CGROUPS = ("limit", "usage", "file_cache", "headroom")
 GIB = 2**30
 # Seconds between two lines in a log: short enough to see that a load of minutes moves.
 PLAIN_S = 15.0
@@ -30,36 +34,6 @@ _SELECTIONS = {
     "other share": "another share's",
     "damaged": "damaged: left out",
 }
-
-
-def tables(survey: Survey, *, verbose: bool = False) -> list[Table]:
-    """Everything that is known before a byte is read."""
-    overview = [
-        Table(
-            title="Checkpoints",
-            headings=("checkpoint", "folder", "shards", "size", "found as"),
-            rows=[[c.source, str(c.folder), str(len(c.files)), sized(c.size), c.found_by] for c in survey.checkpoints],
-        ),
-        Table(
-            title="File systems",
-            headings=("mounted at", "type", "source", "kernel's read-ahead", "read with", "why"),
-            rows=[
-                [
-                    system.mount.mount_point,
-                    system.mount.type,
-                    system.mount.source,
-                    "unknown" if system.read_ahead_kb is None else sized(system.read_ahead_kb * 1024),
-                    _read_with(system),
-                    system.reading.reason,
-                ]
-                for system in file_systems(survey)
-            ],
-        ),
-        Table(title="Memory of this node", headings=("memory", "room", "how it is known"), rows=_memory_rows(survey)),
-        Table(title="What warming would do", headings=("", "value", "about it"), rows=_plan_rows(survey)),
-    ]
-    files = files_to_show(survey, verbose=verbose)
-    return [*overview, files_table(files)] if files else overview
 
 
 def files_to_show(survey: Survey, *, verbose: bool) -> list[SurveyedFile]:
@@ -85,6 +59,8 @@ def preamble(survey: Survey) -> Iterator[str]:
     for checkpoint in survey.checkpoints:
         name = f"{checkpoint.source}: {len(checkpoint.files)} shards, {sized(checkpoint.size)}"
         yield f"{name} in {checkpoint.folder} ({checkpoint.found_by})"
+        does = "reads it ahead itself" if engine_prefetches(checkpoint, survey) else "does not read it ahead"
+        yield f"the engine {does}: it does below {PREFETCH_SHARE:.0%} of MemAvailable, {sized(survey.memory.available)}"
     for system in file_systems(survey):
         yield f"on {system.mount}, {system.reading.kind}: {_read_with(system)}: {system.reading.reason}"
     if places := uncached(survey):
@@ -98,7 +74,10 @@ def preamble(survey: Survey) -> Iterator[str]:
     if survey.lacking:
         yield f"warming {part_of(survey.chosen_size, survey.size)}, the first files that fit"
     if survey.exceeds_headroom:
-        yield _over_budget(survey)
+        yield (
+            f"--budget {sized(survey.budget)} is more than the {sized(survey.memory.headroom)} that fits: the first "
+            "files will be dropped while the last are read"
+        )
     if not survey.jobs:
         yield _nothing_to_do(survey)
     elif _is_shared(survey):
@@ -115,13 +94,6 @@ def uncached(survey: Survey) -> str:
     """The mounts of chosen files that keep nothing in the page cache; "" where there are none."""
     systems = {each.file_system.mount: each.file_system for each in survey.chosen}.values()
     return " and ".join(str(each.mount) for each in systems if each.reading.jobs and not each.reading.is_cached)
-
-
-def _over_budget(survey: Survey) -> str:
-    return (
-        f"--budget {sized(survey.budget)} is more than the {sized(survey.memory.headroom)} that fits: the first files "
-        "will be dropped while the last are read"
-    )
 
 
 def _nothing_to_do(survey: Survey) -> str:
@@ -268,51 +240,6 @@ def _read_with(system: FileSystem) -> str:
     return f"{reading.jobs} windows of {sized(reading.window)}{ahead} at once by {reading.method}{cached}"
 
 
-def _memory_rows(survey: Survey) -> list[Row]:
-    memory = survey.memory
-    rows: list[Row] = [["available", sized(memory.available), f"MemAvailable, of {sized(memory.total)}"]]
-    for cgroup in memory.cgroups:
-        usage = f"limit {sized(cgroup.limit)}, used {sized(cgroup.usage)}, {sized(cgroup.file_cache)} of it file pages"
-        rows.append([f"cgroup v{cgroup.version}", sized(cgroup.headroom), f"{cgroup.path}: {usage}"])
-    why = "--budget" if survey.options.budget is not None else f"{BUDGET_SHARE} x {sized(memory.headroom)}"
-    return [*rows, ["budget", sized(survey.budget), f"{why}; decided by {decided_by(survey)}"]]
-
-
-def _plan_rows(survey: Survey) -> list[Row]:
-    ways = sorted({each.residency_method for each in survey.files if each.residency_method})
-    known_by = f"by {' and '.join(ways)}" if ways else "the kernel does not say, or these files belong to another user"
-    spare = f"{sized(survey.budget - survey.needed)} to spare" if survey.needed else "all of it is there already"
-    fits = ["fits", "yes", spare]
-    if lacking(survey):
-        too_much = f"{sized(lacking(survey))} too much; {remedies(survey)}"
-        fits = ["fits", "no", f"{too_much}; {_over_budget(survey)}" if survey.exceeds_headroom else too_much]
-    places = uncached(survey)
-    threads = f"{survey.num_working_shares} of {survey.options.share.count} shares work" if _is_shared(survey) else ""
-    return [
-        ["all files", sized(survey.size), f"{len(survey.files)} shards"],
-        ["resident", _resident(survey.resident, survey.size), known_by],
-        fits,
-        ["to be warmed", sized(survey.chosen_size), f"{len(survey.chosen)} shards, share {survey.options.share}"],
-        *([["stays warm", "no", f"the page cache keeps nothing of {places}"]] if places else []),
-        ["windows at once", str(survey.jobs), threads],
-        ["in flight", sized(in_flight(survey)), "at most, of bytes asked for"],
-        *(_engine_row(checkpoint, survey) for checkpoint in survey.checkpoints),
-    ]
-
-
-def _engine_row(checkpoint: CheckpointFiles, survey: Survey) -> Row:
-    share, available = f"{PREFETCH_SHARE:.0%}", sized(survey.memory.available)
-    if not engine_prefetches(checkpoint, survey):
-        text = (
-            f"{checkpoint.source} is not smaller than {share} of the {available} available: each rank reads by itself"
-        )
-        return ["engine's prefetch", "no", text]
-    text = f"{checkpoint.source} is smaller than {share} of the {available} available"
-    if checkpoint.size > survey.memory.headroom:
-        text += ", though the cgroup can't hold it: pages are dropped while others are read"
-    return ["engine's prefetch", "yes", text]
-
-
 def _is_shared(survey: Survey) -> bool:
     return survey.options.share.count > 1
 
@@ -370,3 +297,114 @@ def progress_line(progress: WarmProgress) -> str:
 def stall_line(stall: Stall) -> str:
     where = f"; the kernel waits in {stall.waits_in}" if stall.waits_in else ""
     return f"{stall.path}: not a byte for {about(stall.waited_s)}, at byte {stall.offset:,}; on {stall.mount}{where}"
+
+
+# --- JSON ---
+
+
+def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: bool = False) -> dict[str, Any]:
+    """The document of `warm report`; the other actions add to it."""
+    options, memory = survey.options, survey.memory
+    return {
+        "schema": SCHEMA,
+        "action": action,
+        "ok": exit_code == 0,
+        "exit_code": exit_code,
+        "checkpoints": [
+            {
+                "source": checkpoint.source,
+                "folder": str(checkpoint.folder),
+                "found_by": checkpoint.found_by,
+                "num_files": len(checkpoint.files),
+                "size_bytes": checkpoint.size,
+                "engine_prefetches": engine_prefetches(checkpoint, survey),
+                "findings": [asdict(finding) for finding in checkpoint.findings],
+            }
+            for checkpoint in survey.checkpoints
+        ],
+        "file_systems": [
+            {**asdict(system.mount), "read_ahead_kb": system.read_ahead_kb, "reading": asdict(system.reading)}
+            for system in file_systems(survey)
+        ],
+        "memory": {
+            **{f"{name}_bytes": getattr(memory, name) for name in ("total", "available", "headroom")},
+            "decided_by": "MemAvailable" if memory.tightest is None else memory.tightest.path,
+            "cgroups": [
+                {
+                    "path": cgroup.path,
+                    "version": cgroup.version,
+                    **{f"{name}_bytes": getattr(cgroup, name) for name in _OF_CGROUPS},
+                }
+                for cgroup in memory.cgroups
+            ],
+        },
+        "size_bytes": survey.size,
+        "num_files": len(survey.files),
+        "resident_bytes": survey.resident,
+        "residency_by": sorted({each.residency_method for each in survey.files if each.residency_method}),
+        "budget_bytes": survey.budget,
+        "fits": not lacking(survey),
+        "lacking_bytes": lacking(survey),
+        "remedies": remedies(survey) if lacking(survey) else None,
+        "chosen_bytes": survey.chosen_size,
+        "chosen_files": len(survey.chosen),
+        "share": str(options.share),
+        "num_working_shares": survey.num_working_shares,
+        "jobs": survey.jobs,
+        "rate_limit_bytes_per_s": options.rate_limit,
+        "in_flight_bytes": in_flight(survey),
+        "files": [
+            {
+                "path": str(each.file.path),
+                "size_bytes": each.file.size,
+                "resident_bytes": each.resident,
+                "fate": each.selection,
+                "mount_point": each.file_system.mount.mount_point,
+            }
+            for each in files_to_show(survey, verbose=verbose)
+        ],
+    }
+
+
+def result_document(result: WarmResult, *, exit_code: int, verbose: bool = False) -> dict[str, Any]:
+    """The document of `warm files`."""
+    progress = result.progress
+    read = progress.done - progress.found + progress.again
+    return survey_document(result.survey, action="warm", exit_code=exit_code, verbose=verbose) | {
+        # With --hold a signal ends the verb with exit code 0, whatever was warm by then.
+        "ok": exit_code == 0 and not result.was_stopped,
+        "result": {
+            "total_bytes": progress.total,
+            "done_bytes": progress.done,
+            "found_bytes": progress.found,
+            "read_bytes": read,
+            "read_again_bytes": progress.again,
+            "resident_bytes": result.resident,
+            "num_files": progress.num_files,
+            "num_files_done": progress.num_files_done,
+            "elapsed_s": round(progress.elapsed_s, 3),
+            "read_bytes_per_s": round(read / progress.elapsed_s) if progress.elapsed_s else None,
+            "was_stopped": result.was_stopped,
+            "gave_up": result.gave_up,
+            "num_verified": result.num_verified,
+            "num_unverified": result.num_unverified,
+            "problems": [asdict(problem) | {"path": str(problem.path)} for problem in progress.problems],
+            "stalls": [asdict(stall) | {"path": str(stall.path)} for stall in progress.stalls],
+        },
+    }
+
+
+def evict_document(
+    survey: Survey, evicted: Sequence[Evicted], *, exit_code: int, verbose: bool = False
+) -> dict[str, Any]:
+    """The document of `warm evict`."""
+    return survey_document(survey, action="evict", exit_code=exit_code, verbose=verbose) | {
+        "result": {
+            "resident_bytes": known_sum(each.left for each in evicted),
+            "stayed": [
+                {"path": str(each.path), "resident_bytes": each.left, "reason": each.reason}
+                for each in evicted
+                if each.reason or verbose
+            ],
+        }
+    }
