@@ -19,8 +19,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming import Share, WarmOptions, examine, take_survey, warm
 from deepseek_triton_tools.warming.hold import evict_all
 from deepseek_triton_tools.warming.page_cache import evict
-from deepseek_triton_tools.warming.reading import BUFFER, STEP
-from deepseek_triton_tools.warming.transfer import Pace, Transfer
+from deepseek_triton_tools.warming.transfer import BUFFER, STEP, Pace, Transfer
 from support.mounting import mounted
 from support.page_cache import resident_bytes
 from support.rights import without_rights

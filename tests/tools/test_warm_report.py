@@ -225,7 +225,7 @@ def test_files_that_did_not_stay_are_rows(folder):
 
 
 def progress(**changes):
-    values = {"total": 642 * GIB, "done": 171 * GIB, "found": 0, "again": 0, "resident": 173 * GIB, "num_files": 163}
+    values = {"total": 642 * GIB, "done": 171 * GIB, "found": 0, "again": 0, "num_files": 163}
     values |= {"num_files_done": 41, "elapsed_s": 80.0, "rate": 2.1 * GIB, "eta_s": 224.0, "stalls": (), "problems": ()}
     return WarmProgress(**values | changes)
 
@@ -236,10 +236,10 @@ def stall(**changes):
 
 
 def test_the_lines_of_progress_and_of_a_stall():
-    line = "shards 41/163, 171 of 642 GiB, 2.1 GiB/s, 4 min left, 27% resident"
+    line = "shards 41/163, 171 of 642 GiB, 2.1 GiB/s, 4 min left"
     assert progress_line(progress()) == line
     assert progress_line(progress(again=3 * GIB)) == f"{line}, 3.0 GiB read again"
-    assert progress_line(progress(eta_s=None, resident=None)) == "shards 41/163, 171 of 642 GiB, 2.1 GiB/s"
+    assert progress_line(progress(eta_s=None)) == "shards 41/163, 171 of 642 GiB, 2.1 GiB/s"
     where = "/m/model-00041.safetensors: not a byte for 42 s, at byte 1,234,567; on nfs4 server:/export on /m"
     assert stall_line(stall()) == f"{where}; the kernel waits in nfs_wait"
     assert stall_line(stall(waits_in="")) == where

@@ -287,8 +287,6 @@ def progress_line(progress: WarmProgress) -> str:
     ]
     if progress.eta_s is not None and progress.done < progress.total:
         parts.append(f"{about(progress.eta_s)} left")
-    if progress.resident is not None and progress.total:
-        parts.append(f"{min(1.0, progress.resident / progress.total):.0%} resident")
     if progress.again:
         parts.append(f"{sized(progress.again)} read again")
     return ", ".join(parts)

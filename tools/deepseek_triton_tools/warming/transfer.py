@@ -2,11 +2,17 @@
 
 The work is divided into segments, so that all threads share the last files too. A thread holds one file open and at
 most one buffer of a step, so the number of threads bounds what is being read at any moment.
+
+splice(2) through a pipe to /dev/null moves the pages and copies none of them: it takes a sixth of the processor time of
+reading into a buffer. In both ways the kernel reads ahead as for any sequential reader, and the call returns when the
+bytes are in the page cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import math
 import os
 import threading
@@ -16,15 +22,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming.checksums import Checksum
+from deepseek_triton_tools.warming.filesystem import FileSystem
 from deepseek_triton_tools.warming.page_cache import ResidentFile
-from deepseek_triton_tools.warming.reading import STEP, FileReader, Sink
 from deepseek_triton_tools.warming.survey import SurveyedFile
 
 SEGMENT = 2**28
 """Bytes of a file that one thread takes at a time: 256 MiB."""
+# Bytes of one call, between updates of the progress: 8 MiB. With smaller steps threads wait more for Python's lock.
+STEP = 2**23
+# Bytes that are copied at once where splice is not possible: 2 MiB, which fit in a processor's cache.
+BUFFER = 2**21
+# Bytes of the buffers of all threads together. With more than eight threads each has a smaller buffer.
+MOST_BUFFERS = 2**24
+# Bytes of a thread's pipe: 1 MiB, the most that an ordinary user may give a pipe (/proc/sys/fs/pipe-max-size).
+PIPE = 2**20
+# Bytes that one call of posix_fadvise brings in at least: the kernel's default read-ahead of 128 KiB.
+SMALLEST_READ_AHEAD = 2**17
+# Errors of splice on a file system that does not support it, or under a filter of system calls.
+_SPLICE_IMPOSSIBLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 
 _WAIT = "wait until it is whole, then warm again"
 _FIXES: Mapping[int, str] = {
@@ -67,16 +86,6 @@ class FileProgress:
     def path(self) -> Path:
         return self.surveyed.file.path
 
-    def problem_with(self, message: str, fix: str) -> Problem:
-        return Problem(path=self.path, message=message, fix=fix)
-
-
-@dataclass(frozen=True)
-class Segment:
-    file: FileProgress
-    begin: int
-    end: int
-
 
 @dataclass(kw_only=True)
 class Place:
@@ -110,6 +119,10 @@ class Pace:
             begin = max(now, self._next_s)
             self._next_s = begin + num_bytes / self._rate
         stop.wait(begin - now)
+
+
+_Segment: TypeAlias = tuple[FileProgress, int, int]
+"""(file, begin, end): what one thread takes at a time."""
 
 
 class _ChangedError(Exception):
@@ -166,24 +179,23 @@ class Transfer:
         """Read no more of the file that `problem` is about. Called from the thread of the damage check."""
         for file in self.files:
             if file.path == problem.path:
-                self._fail(file, problem)
+                self._fail(file, problem.message, problem.fix)
 
-    def _segments_of(self, file: FileProgress) -> Iterator[Segment]:
+    def _segments_of(self, file: FileProgress) -> Iterator[_Segment]:
         size = file.surveyed.file.size
         # A checksum is computed from the first byte to the last, so such a file is one segment.
         length = size if file.path in self._checksums else SEGMENT
         begins = range(0, size, length) if size else range(1)
         file.segments_left = len(begins)
         for begin in begins:
-            yield Segment(file, begin, min(begin + length, size))
+            yield file, begin, min(begin + length, size)
 
     def _run(self, place: Place) -> None:
         place.thread_id = threading.get_native_id()
         try:
             with closing(Sink(len(self.places))) as sink:
                 while (segment := self._next_segment()) and not self._stop.is_set():
-                    place.move(segment.file, segment.begin)
-                    self._read_segment(segment, sink, place)
+                    self._read_segment(*segment, sink, place)
         except BaseException as error:
             self.error = error
             raise
@@ -197,16 +209,16 @@ class Transfer:
             if not self._num_running:
                 self.ended.set()
 
-    def _next_segment(self) -> Segment | None:
+    def _next_segment(self) -> _Segment | None:
         with self._lock:
             while self._segments:
                 segment = self._segments.popleft()
-                if segment.file.problem is None:
+                if segment[0].problem is None:
                     return segment
         return None
 
-    def _read_segment(self, segment: Segment, sink: Sink, place: Place) -> None:
-        file = segment.file
+    def _read_segment(self, file: FileProgress, begin: int, end: int, sink: Sink, place: Place) -> None:
+        place.move(file, begin)
         try:
             reader = FileReader(file.path, file.surveyed.file_system, sink)
             with closing(reader) as source, closing(ResidentFile(file.path)) as pages:
@@ -215,44 +227,39 @@ class Transfer:
                 if source.status.st_size > file.surveyed.file.size:
                     raise _ChangedError("it is longer by now")
                 if checksum := self._checksums.get(file.path):
-                    self._verify(segment, source, place, checksum)
+                    self._verify(file, source, place, checksum)
                 else:
-                    self._bring_in(segment, source, pages, place)
+                    self._bring_in(file, begin, end, source, pages, place)
             self._finish_segment(file)
         except _ChangedError as error:
             before = f"{file.surveyed.file.size:,} bytes when the warm-up began"
-            self._fail(file, file.problem_with(f"{error}, and had {before}", _WAIT))
+            self._fail(file, f"{error}, and had {before}", _WAIT)
         except OSError as error:
             fix = _FIXES.get(error.errno or 0, "read it by hand (cat) to see whether the storage delivers it")
-            self._fail(file, file.problem_with(f"can't be read at byte {place.offset:,}: {error.strerror}", fix))
+            self._fail(file, f"can't be read at byte {place.offset:,}: {error.strerror}", fix)
 
-    def _bring_in(self, segment: Segment, source: FileReader, pages: ResidentFile, place: Place) -> None:
-        file = segment.file
+    def _bring_in(
+        self, file: FileProgress, begin: int, end: int, source: FileReader, pages: ResidentFile, place: Place
+    ) -> None:
+        windows = []
         # All windows are asked about before the first is read, because what the kernel reads ahead for one window would
-        # count as resident in the next.
-        for begin, end, resident in list(self._windows(segment, pages)):
-            place.move(file, begin)
-            if resident == end - begin:
+        # count as resident in the next. A partly resident one is divided into small ones.
+        for first, past in _divided(begin, end, file.surveyed.file_system.reading.window):
+            resident = pages.resident(first, past - first) or 0
+            steps = _divided(first, past, STEP) if 0 < resident < past - first else []
+            windows += [(at, to, pages.resident(at, to - at) or 0) for at, to in steps] or [(first, past, resident)]
+        for first, past, resident in windows:
+            place.move(file, first)
+            if resident == past - first:
                 with self._lock:
                     file.done += resident
             else:
-                self._read_range(file, place, begin, end, source.bring_in)
+                self._read_range(file, place, first, past, source.bring_in)
             # When a thread is stopped within a window, more of the window may have been found than was counted as done.
             with self._lock:
                 file.found = min(file.found + resident, file.done)
 
-    def _windows(self, segment: Segment, pages: ResidentFile) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, resident bytes or 0) of each window. A partly resident window is divided into small ones."""
-        length = segment.file.surveyed.file_system.reading.window
-        for begin, end in _divided(segment.begin, segment.end, length):
-            resident = pages.resident(begin, end - begin) or 0
-            if 0 < resident < end - begin:
-                for first, past in _divided(begin, end, STEP):
-                    yield first, past, pages.resident(first, past - first) or 0
-            else:
-                yield begin, end, resident
-
-    def _verify(self, segment: Segment, source: FileReader, place: Place, checksum: Checksum) -> None:
+    def _verify(self, file: FileProgress, source: FileReader, place: Place, checksum: Checksum) -> None:
         digest = checksum.begin()
 
         def read(offset: int, step: int) -> int:
@@ -260,10 +267,10 @@ class Transfer:
             digest.update(content)
             return len(content)
 
-        is_whole = self._read_range(segment.file, place, 0, segment.end, read)
+        is_whole = self._read_range(file, place, 0, file.surveyed.file.size, read)
         if is_whole and digest.hexdigest() != checksum.digest:
             message = f"its {checksum.algorithm} is {digest.hexdigest()}, and {checksum.digest} by {checksum.source}"
-            self._fail(segment.file, segment.file.problem_with(message, "download it again"))
+            self._fail(file, message, "download it again")
 
     def _read_range(
         self, file: FileProgress, place: Place, offset: int, end: int, read: Callable[[int, int], int]
@@ -299,13 +306,109 @@ class Transfer:
         then, now = file.status, os.stat(file.path)
         if (then.st_ino, then.st_size, then.st_mtime_ns) != (now.st_ino, now.st_size, now.st_mtime_ns):
             sizes = f"{then.st_size:,} bytes, then {now.st_size:,}"
-            self._fail(file, file.problem_with(f"changed while it was read: {sizes}", _WAIT))
+            self._fail(file, f"changed while it was read: {sizes}", _WAIT)
 
-    def _fail(self, file: FileProgress, problem: Problem) -> None:
-        with self._lock:  # when several segments fail, the first problem is kept
-            file.problem = file.problem or problem
+    def _fail(self, file: FileProgress, message: str, fix: str) -> None:
+        # When several segments fail, the first problem is kept.
+        with self._lock:
+            file.problem = file.problem or Problem(path=file.path, message=message, fix=fix)
 
 
 def _divided(begin: int, end: int, length: int) -> list[tuple[int, int]]:
     """The range in pieces of `length` bytes."""
     return [(at, min(at + length, end)) for at in range(begin, end, length)]
+
+
+class Sink:
+    """Discards the bytes that one of `num_threads` threads reads. Its buffer is made when it is first needed."""
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self._size = min(BUFFER, MOST_BUFFERS // num_threads)
+        self._buffer: bytearray | None = None
+        self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            self._out, self._in = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            os.close(self._nowhere)
+            raise
+        with contextlib.suppress(OSError):  # a user with many pipes gets small ones, which work too
+            fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, PIPE)
+
+    def splice(self, fd: int, offset: int, length: int) -> int:
+        """Move at most PIPE bytes of a file to /dev/null. Returns how many; 0 at the file's end."""
+        passed = left = os.splice(fd, self._in, min(PIPE, length), offset_src=offset)
+        while left:
+            left -= os.splice(self._out, self._nowhere, left)
+        return passed
+
+    @property
+    def buffer(self) -> bytearray:
+        if self._buffer is None:
+            self._buffer = bytearray(self._size)
+        return self._buffer
+
+    def close(self) -> None:
+        for descriptor in (self._nowhere, self._out, self._in):
+            os.close(descriptor)
+
+
+class FileReader:
+    """A file that one thread reads.
+
+    :raises OSError: when the file can't be opened.
+    """
+
+    def __init__(self, path: Path, system: FileSystem, sink: Sink) -> None:
+        self._sink = sink
+        self._ahead = system.reading.read_ahead
+        self._piece = max((system.read_ahead_kb or 0) * 1024, SMALLEST_READ_AHEAD)
+        self._copies = system.reading.method == "read"
+        self._advised = 0
+        # With O_NONBLOCK a pipe in the place of the file is an error; without it, opening it would wait for a writer.
+        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.status = os.fstat(self.fd)
+        # This doubles the kernel's read-ahead, which helps where it is small. Doubling one of 8 MiB cost a third of the
+        # rate.
+        if self._ahead:
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    def bring_in(self, offset: int, length: int) -> int:
+        """Bring at most `length` bytes from `offset` into the page cache. Returns how many; 0 at the file's end.
+
+        :raises OSError: when the storage can't deliver them.
+        """
+        # Ask the kernel to read ahead, in pieces that are no larger than it takes at once.
+        end = min(offset + self._ahead, self.status.st_size) if self._ahead else 0
+        self._advised = max(self._advised, offset)
+        while self._advised < end:
+            os.posix_fadvise(self.fd, self._advised, self._piece, os.POSIX_FADV_WILLNEED)
+            self._advised += self._piece
+        if not self._copies:
+            try:
+                return self._splice(offset, length)
+            except OSError as error:
+                if error.errno not in _SPLICE_IMPOSSIBLE:
+                    raise
+                self._copies = True
+        return len(self.read(offset, length))
+
+    def _splice(self, offset: int, length: int) -> int:
+        done = 0
+        try:
+            while done < length and (passed := self._sink.splice(self.fd, offset + done, length - done)):
+                done += passed
+        except OSError:
+            if not done:
+                raise
+        return done  # the next call fails at the byte that could not be read, and its error is reported
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """Read at most BUFFER bytes. They lie in the thread's buffer until the next call.
+
+        :raises OSError: when the storage can't deliver them.
+        """
+        view = memoryview(self._sink.buffer)[:length]
+        return view[: os.preadv(self.fd, [view], offset)]
+
+    def close(self) -> None:
+        os.close(self.fd)

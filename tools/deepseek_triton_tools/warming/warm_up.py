@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_build.check import Finding
@@ -23,15 +23,12 @@ from deepseek_triton_tools.warming.transfer import Problem, Transfer
 
 PERIOD_S = 0.5
 """Seconds between two looks at the threads."""
-# Passes after the first one, while the kernel has dropped some of the files for the sake of other processes. If it
-# still drops them after that, there is no room for them.
 MORE_PASSES = 2
-# Share of the bytes that has to stay. The kernel drops a page here and there, though the files fit.
+"""Passes after the first one, while the kernel has dropped some of the files for the sake of other processes. If it
+still drops them after that, there is no room for them."""
 STAYED_SHARE = 0.999
-_RESIDENCY_PERIOD_S = 5.0
+"""Share of the bytes that has to stay. The kernel drops a page here and there, though the files fit."""
 _RATE_OVER_S = 10.0
-# Ways of asking what is resident that cost almost nothing: 0.16 ms a GiB, against 17 ms a GiB of mincore.
-_CHEAP_METHODS = ("cachestat", "memory")
 _TICK_S = 0.1
 _STOP_PATIENCE_S = 2.0
 """Seconds that an answer about residency may take once the warm-up is to stop."""
@@ -65,8 +62,6 @@ class WarmProgress:
     """Bytes of `done` that were in the page cache already."""
     again: int
     """Bytes that the kernel dropped before the end and that were brought in once more."""
-    resident: int | None
-    """Bytes of the chosen files in the page cache, some seconds old. None where asking would take long."""
     num_files: int
     num_files_done: int
     elapsed_s: float
@@ -134,32 +129,26 @@ def warm(
     :param stop: when it is set, the warm-up ends within a moment and returns what has been done.
     :raises CheckpointError: when options.verify is set and the checksums can't be read.
     """
-    stop = stop or threading.Event()
+    observe, stop = observe or (lambda _: None), stop or threading.Event()
     checkpoints = survey.checkpoints if survey.options.verify else ()
     checksums = {path: sum_ for checkpoint in checkpoints for path, sum_ in expected_checksums(checkpoint).items()}
     # Files in memory (tmpfs) need no reading, unless their checksum is to be compared.
     files = [file for file in survey.chosen if file.file_system.reading.jobs or file.file.path in checksums]
-    first_pass = _transfer(survey, files, checksums)
-    check = DamageCheck(survey, on_damage=first_pass.skip_damaged)
-    watch = ProgressWatch(survey, first_pass, check)
-    check.start()
-    residency = _run_pass(survey, watch, observe, stop)
+    watch = _Watch(survey, _transfer(survey, files, checksums))
+    residency = watch.run_pass(observe, stop)
     for _ in range(0 if survey.exceeds_headroom else MORE_PASSES):
         dropped = watch.dropped_files(residency)
         if not dropped or watch.gave_up or stop.is_set():
             break
         watch.passes.append(_transfer(survey, dropped, {}))
-        residency = _run_pass(survey, watch, observe, stop)
+        residency = watch.run_pass(observe, stop)
     watch.raise_errors()
-    examined = check.examined()
-    resident = known_sum(residency.get(each.file.path) for each in examined.chosen)
-    progress = replace(watch.progress(), resident=resident)
-    if observe:
-        observe(progress)
+    examined, progress, first_pass = watch.check.examined(), watch.progress(), watch.passes[0]
+    observe(progress)
     return WarmResult(
         survey=examined,
         progress=progress,
-        resident=resident,
+        resident=known_sum(residency.get(each.file.path) for each in examined.chosen),
         was_stopped=stop.is_set(),
         gave_up=watch.gave_up,
         num_verified=first_pass.num_verified,
@@ -173,48 +162,7 @@ def _transfer(survey: Survey, files: Sequence[SurveyedFile], checksums: Mapping[
     return Transfer(files, jobs=survey.jobs, rate_limit=rate_limit, checksums=checksums)
 
 
-def _run_pass(
-    survey: Survey, watch: ProgressWatch, observe: Callable[[WarmProgress], None] | None, stop: threading.Event
-) -> Residency:
-    """Let the threads of the last pass run until they end, `stop` is set, or the storage has stalled too long. Return
-    what is resident then."""
-    this_pass = watch.passes[-1]
-    this_pass.start()
-    try:
-        while not watch.wait_for_end(PERIOD_S) and not watch.should_give_up() and not stop.is_set():
-            if observe:
-                observe(watch.progress())
-    finally:
-        this_pass.stop()
-    this_pass.ended.wait(PERIOD_S)  # for the steps under way; a thread that hangs is left alone
-    if watch.gave_up:  # a storage that stalls would not answer this either
-        return {}
-    query, asked_s = ResidencyQuery(survey.chosen), time.monotonic()
-    while not query.ended.wait(_TICK_S):
-        limits = [survey.options.give_up_s, _STOP_PATIENCE_S if stop.is_set() else None]
-        if any(limit is not None and time.monotonic() - asked_s > limit for limit in limits):
-            return {}
-    return query.answer
-
-
-class ResidencyQuery:
-    """One question to the kernel, in a daemon thread: opening a file of a server that is gone never returns."""
-
-    def __init__(self, files: Sequence[SurveyedFile]) -> None:
-        self.ended = threading.Event()
-        self.answer: Residency = {}
-        """Complete when `ended` is set."""
-        self._files = files
-        threading.Thread(target=self._run, name="warm-residency", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.answer = {each.file.path: each.ask_resident() for each in self._files}
-        finally:
-            self.ended.set()
-
-
-class DamageCheck:
+class _DamageCheck:
     """A thread that checks the checkpoints of `survey`, and calls `on_damage` for each damaged file."""
 
     def __init__(self, survey: Survey, on_damage: Callable[[Problem], None]) -> None:
@@ -222,18 +170,12 @@ class DamageCheck:
         self.ended = threading.Event()
         self.error: BaseException | None = None
         """The error that ended the thread before its time: a bug."""
-        self.path = survey.checkpoints[0].folder if survey.checkpoints else Path()
-        """The file or folder that it reads now."""
-        self.since_s = time.monotonic()
-        """Time when it began with `path`."""
-        self.thread_id = 0
-        """The kernel's number of the thread."""
+        self.place = (survey.checkpoints[0].folder if survey.checkpoints else Path(), 0, 0, time.monotonic())
+        """(file or folder that it reads now, byte, thread, time when it began with it)."""
         self._survey = survey
         self._on_damage = on_damage
         self._findings: dict[Path, list[Finding]] = {}
         """Folder of a checkpoint -> its findings."""
-
-    def start(self) -> None:
         # A daemon, like the threads that read: storage that does not answer must not keep the process alive.
         threading.Thread(target=self._run, name="warm-check", daemon=True).start()
 
@@ -243,9 +185,9 @@ class DamageCheck:
 
     def _run(self) -> None:
         def begin_file(path: Path) -> None:
-            self.path, self.since_s = path, time.monotonic()
+            self.place = (path, 0, threading.get_native_id(), time.monotonic())
 
-        self.thread_id = threading.get_native_id()
+        begin_file(self.place[0])
         try:
             for checkpoint in self._survey.checkpoints:
                 for finding in find_damage(checkpoint, begin_file):
@@ -261,34 +203,55 @@ class DamageCheck:
             self.ended.set()
 
 
-class ProgressWatch:
+class _Watch:
     """Watches the passes of a warm-up and its damage check, for the calling thread."""
 
-    def __init__(self, survey: Survey, first_pass: Transfer, check: DamageCheck) -> None:
-        self._chosen = survey.chosen
-        self._options = survey.options
+    def __init__(self, survey: Survey, first_pass: Transfer) -> None:
         self.passes = [first_pass]
         """The passes so far. The last one is under way."""
+        self.check = _DamageCheck(survey, first_pass.skip_damaged)
         self.gave_up = False
-        self._check = check
+        self._chosen, self._options = survey.chosen, survey.options
         self._started_s = time.monotonic()
         self._read: deque[tuple[float, int]] = deque([(self._started_s, 0)])
         """(time, bytes read by then), over the last seconds."""
         paths = ((each.file.path, str(each.file_system.mount)) for each in survey.files)
         self._mounts = {place: mount for path, mount in paths for place in (path, path.parent)}
         """Each file and each folder of files -> its mount, for people."""
-        self._is_asking_cheap = all(file.residency_method in _CHEAP_METHODS for file in self._chosen)
         self._problems: dict[Problem, None] = {}
         """The known problems, in the order in which they became known."""
-        self._resident: int | None = None
-        self._query: ResidencyQuery | None = None
-        self._query_began_s = 0.0
 
-    def wait_for_end(self, timeout_s: float) -> bool:
-        """Wait until the current pass and the damage check have ended; False when they have not within `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        has_ended = self.passes[-1].ended.wait(timeout_s)
-        return has_ended and self._check.ended.wait(max(0.0, deadline - time.monotonic()))
+    def run_pass(self, observe: Callable[[WarmProgress], None], stop: threading.Event) -> Residency:
+        """Let the threads of the last pass run until they and the damage check end, `stop` is set, or the storage has
+        stalled too long. Return what is resident then."""
+        this_pass = self.passes[-1]
+        this_pass.start()
+        try:
+            while not self._has_ended() and not self._should_give_up() and not stop.is_set():
+                observe(self.progress())
+        finally:
+            this_pass.stop()
+        # For the steps under way; a thread that hangs is left alone.
+        this_pass.ended.wait(PERIOD_S)
+        # A storage that stalls would not answer this either.
+        if self.gave_up:
+            return {}
+        answer: dict[Path, int | None] = {}
+        # In a daemon thread, because opening a file of a server that is gone never returns.
+        thread = threading.Thread(target=lambda: answer.update(_residency(self._chosen)), daemon=True)
+        thread.start()
+        asked_s = time.monotonic()
+        while thread.is_alive():
+            thread.join(_TICK_S)
+            limits = [self._options.give_up_s, _STOP_PATIENCE_S if stop.is_set() else None]
+            if any(limit is not None and time.monotonic() - asked_s > limit for limit in limits):
+                return {}
+        return answer
+
+    def _has_ended(self) -> bool:
+        """Wait a while for the end of the current pass and the damage check."""
+        deadline = time.monotonic() + PERIOD_S
+        return self.passes[-1].ended.wait(PERIOD_S) and self.check.ended.wait(max(0.0, deadline - time.monotonic()))
 
     def dropped_files(self, residency: Residency) -> list[SurveyedFile]:
         """Files that were brought in, and that the kernel has dropped a part of since."""
@@ -298,7 +261,7 @@ class ProgressWatch:
 
     def raise_errors(self) -> None:
         """Raise the error that ended one of the threads: a bug."""
-        for error in (self._check.error, *(each.error for each in self.passes)):
+        for error in (self.check.error, *(each.error for each in self.passes)):
             if error is not None:
                 raise error
 
@@ -307,14 +270,17 @@ class ProgressWatch:
         files = self.passes[0].files
         done, found = sum(file.done for file in files), sum(file.found for file in files)
         again = sum(file.done - file.found for each in self.passes[1:] for file in each.files)
-        rate = self._rate(now, done - found + again)
+        self._read.append((now, done - found + again))
+        while len(self._read) > 2 and now - self._read[1][0] > _RATE_OVER_S:
+            self._read.popleft()
+        then, read_then = self._read[0]
+        rate = (done - found + again - read_then) / max(now - then, 1e-9)
         to_come = sum(file.surveyed.file.size - file.done for file in self.passes[-1].files if not file.problem)
         return WarmProgress(
             total=sum(file.surveyed.file.size for file in files),
             done=done,
             found=found,
             again=again,
-            resident=self._latest_resident(now),
             num_files=len(files),
             num_files_done=sum(not file.segments_left for file in files),
             elapsed_s=now - self._started_s,
@@ -334,7 +300,7 @@ class ProgressWatch:
             problems=self._known_problems(),
         )
 
-    def should_give_up(self) -> bool:
+    def _should_give_up(self) -> bool:
         """Whether no thread has received anything for options.give_up_s seconds; `gave_up` remembers it."""
         since = [since_s for _, _, _, since_s in self._waiting_threads()]
         limit = self._options.give_up_s
@@ -343,7 +309,7 @@ class ProgressWatch:
 
     def _known_problems(self) -> tuple[Problem, ...]:
         """A file's header and its bytes may both show one damage: the problem that was known first is reported."""
-        of_check = list(self._check.problems)
+        of_check = list(self.check.problems)
         of_files = [file.problem for each in self.passes for file in each.files if file.problem]
         for problems, others in ((of_check, of_files), (of_files, of_check)):
             reported = {problem.path for problem in others if problem in self._problems}
@@ -354,24 +320,11 @@ class ProgressWatch:
         """(file, byte, thread, time of its last byte) of each thread that waits for storage."""
         places = [(place.file, place.offset, place.thread_id, place.since_s) for place in self.passes[-1].places]
         waiting = [(file.path, offset, thread, since_s) for file, offset, thread, since_s in places if file]
-        if not self._check.ended.is_set():
-            waiting.append((self._check.path, 0, self._check.thread_id, self._check.since_s))
-        return waiting
+        return waiting if self.check.ended.is_set() else [*waiting, self.check.place]
 
-    def _rate(self, now: float, read: int) -> float:
-        self._read.append((now, read))
-        while len(self._read) > 2 and now - self._read[1][0] > _RATE_OVER_S:
-            self._read.popleft()
-        then, read_then = self._read[0]
-        return (read - read_then) / max(now - then, 1e-9)
 
-    def _latest_resident(self, now: float) -> int | None:
-        """The kernel's latest answer. A new query begins every five seconds where asking is cheap."""
-        if self._query and self._query.ended.is_set():
-            self._resident, self._query = known_sum(self._query.answer.values()), None
-        if self._is_asking_cheap and not self._query and now - self._query_began_s > _RESIDENCY_PERIOD_S:
-            self._query_began_s, self._query = now, ResidencyQuery(self._chosen)
-        return self._resident
+def _residency(files: Sequence[SurveyedFile]) -> Residency:
+    return {each.file.path: each.ask_resident() for each in files}
 
 
 def _kernel_function(thread_id: int) -> str:
