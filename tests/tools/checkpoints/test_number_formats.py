@@ -26,7 +26,7 @@ from deepseek_triton_tools.checkpoints.number_formats import (
     quantize_int4,
     unpack_int4,
 )
-from deepseek_triton_tools.checkpoints.tensor_jobs import NumpyKernels
+from deepseek_triton_tools.checkpoints.tensor_jobs import int4_of_fp8
 
 
 def weights(rows, columns):
@@ -79,7 +79,7 @@ def fp8(vectors, case):
 
 @pytest.mark.parametrize("case", ["odd", "blocks"])
 def test_the_conversion_makes_the_same_bytes(vectors, case):
-    packed, group_scales = NumpyKernels().int4_of_fp8(*fp8(vectors, case))
+    packed, group_scales = int4_of_fp8(*fp8(vectors, case))
 
     assert packed.tobytes() == vectors[f"{case}_int4"].tobytes()
     assert group_scales.tobytes() == vectors[f"{case}_int4_scales"].tobytes()

@@ -19,7 +19,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -32,7 +32,7 @@ from deepseek_triton_build.check import INDEX
 from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
 from deepseek_triton_tools.checkpoints.folder_files import CONFIG, CONVERSION, companion_files, free_bytes
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, sweep
-from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, TorchKernels, run_job
+from deepseek_triton_tools.checkpoints.tensor_jobs import run_job
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.checkpoint_manifest import (
@@ -73,8 +73,6 @@ class ConversionRun:
     """How the conversion runs. None of it changes a byte of the output."""
 
     workers: int
-    devices: Sequence[str] = ()
-    """torch's names of GPUs, which the workers share; none: the workers compute with numpy."""
     share: tuple[int, int] = (1, 1)
     """(number, of how many): the share of the files that this run writes, for several machines."""
 
@@ -127,8 +125,7 @@ def _write_missing(
     should_stop: Callable[[], bool],
 ) -> None:
     """Write the missing ones of this run's files, each of which one process writes."""
-    devices = options.devices or [""]
-    writers = [partial(_write_shard, output, devices[number % len(devices)]) for number in range(options.workers)]
+    writers = [partial(_write_shard, output)] * options.workers
     total = sum(shard.source_bytes for shard in mine)
     before = total - sum(shard.source_bytes for shard in missing)
     num_done, new = len(mine) - len(missing), 0
@@ -213,17 +210,12 @@ def _work(pipe: Connection, write: Callable[[OutputShard, Say], None]) -> None:
                 pipe.send(None)
 
 
-@cache
-def _kernels(device: str) -> Kernels:
-    return TorchKernels(device) if device else NumpyKernels()
-
-
-def _write_shard(output: Path, device: str, shard: OutputShard, say: Say) -> None:
+def _write_shard(output: Path, shard: OutputShard, say: Say) -> None:
     """Write a file, and say the bytes that have been read of the checkpoint."""
     try:
         with ShardWriter(output / shard.name, shard.outputs) as writer:
             for job in shard.jobs:
-                for values, num_read in run_job(job, _kernels(device)):
+                for values, num_read in run_job(job):
                     writer.write(values)
                     say(num_read)
             record = FileRecord(writer.size, writer.finish())
@@ -281,7 +273,7 @@ def _identity(plan: ConversionPlan) -> dict[str, str]:
     """
     digest = hashlib.sha256()
     jobs = [(shard, job) for shard in plan.shards for job in shard.jobs]
-    for path in sorted({path for _, job in jobs for tensor in job.weight.tensors for path in tensor.files}):
+    for path in sorted({tensor.file for _, job in jobs for tensor in job.weight.tensors}):
         status = path.stat()
         digest.update(repr((path.name, status.st_size, status.st_mtime_ns)).encode())
     for shard, job in jobs:

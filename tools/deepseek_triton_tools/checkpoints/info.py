@@ -56,9 +56,6 @@ def describe(files: CheckpointFiles) -> dict[str, Any]:
     """
     tensors = open_checkpoint(files.folder)
     facts, findings = read_facts(files.folder, str(files.folder))
-    if tensors.num_parts and "num_hidden_layers" not in facts.config:
-        # DeepSeek's inference format has no config.json, or one with other keys.
-        findings = []
     layers = {layer for name in tensors if (layer := layer_of(name)) is not None}
     configured = facts.config.get("num_hidden_layers")
     num_layers = configured if type(configured) is int else max(layers, default=-1) + 1
@@ -75,7 +72,7 @@ def describe(files: CheckpointFiles) -> dict[str, Any]:
         "source": files.source,
         "folder": str(files.folder),
         "found_by": files.found_by,
-        "format": "deepseek-inference" if tensors.num_parts else "hugging-face",
+        "format": "hugging-face",
         "revision": _revision(files.folder),
         "variants": [variant.name for variant in known],
         "architecture": facts.class_name,
@@ -156,7 +153,6 @@ def tables(info: Mapping[str, Any]) -> Iterator[Table]:
     facts = {
         "found as": info["found_by"],
         "revision": info["revision"],
-        "format": info["format"],
         "variant": " or ".join(info["variants"]) + share_a_shape or "none that is known here",
         "architecture": info["architecture"],
         "cut": info["cut"],

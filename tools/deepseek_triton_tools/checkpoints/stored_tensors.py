@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,6 +37,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 """The format's name of a data type -> numpy's."""
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_INFERENCE_FILE = re.compile(r"model\d+-mp\d+\.safetensors", re.ASCII)
+"""The files that DeepSeek-V3's inference/convert.py makes of a checkpoint, one for each GPU, with other names."""
 _MOST_DIMENSIONS = 32
 """numpy 1 has no more."""
 _PIECE_BYTES = 2**24
@@ -55,11 +56,6 @@ class StoredTensor:
     file: Path
     begin: int
     """Byte of the file where its values begin."""
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The files that hold a part of it."""
-        return (self.file,)
 
     @property
     def num_bytes(self) -> int:
@@ -112,37 +108,11 @@ class StoredTensor:
         return content
 
 
-@dataclass(frozen=True)
-class SplitTensor(StoredTensor):
-    """A tensor that is split over several files. `file` and `begin` are those of its first part."""
-
-    parts: tuple[StoredTensor, ...]
-    """Its parts, equal in shape, in their order."""
-    dimension: int
-    """The dimension in which it is split: 0 or 1."""
-
-    @property
-    def files(self) -> Sequence[Path]:
-        return [part.file for part in self.parts]
-
-    def read(self, begin_row: int = 0, end_row: int | None = None) -> Array:
-        end_row = self.shape[0] if end_row is None else min(end_row, self.shape[0])
-        if self.dimension:
-            return np.concatenate([part.read(begin_row, end_row) for part in self.parts], axis=1)
-        pieces = []
-        for number, part in enumerate(self.parts):
-            first = number * part.shape[0]
-            pieces.append(part.read(min(max(0, begin_row - first), part.shape[0]), max(0, end_row - first)))
-        return np.concatenate(pieces)
-
-
 class StoredTensors(Mapping[str, StoredTensor]):
     """All tensors of a checkpoint, in the order of its files."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, StoredTensor], num_parts: int = 0) -> None:
-        """`num_parts`: files of a folder in DeepSeek's inference format; 0 for Hugging Face's."""
+    def __init__(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
         self.folder = folder
-        self.num_parts = num_parts
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> StoredTensor:
@@ -157,13 +127,11 @@ class StoredTensors(Mapping[str, StoredTensor]):
     @property
     def files(self) -> list[Path]:
         """The files, in the order of their names."""
-        return sorted({file for tensor in self._tensors.values() for file in tensor.files})
+        return sorted({tensor.file for tensor in self._tensors.values()})
 
 
 def open_checkpoint(folder: Path) -> StoredTensors:
     """Read the headers of the files that the index names, or of all *.safetensors where there is none.
-
-    A folder in DeepSeek's inference format has the tensors, joined, under the names that they have on Hugging Face.
 
     :raises CheckpointError: naming every file that is missing, cut or damaged, and tensors that the index names and no
         file has.
@@ -182,6 +150,11 @@ def open_checkpoint(folder: Path) -> StoredTensors:
         raise CheckpointError(f"{folder}: can't be looked into: {error.strerror}") from error
     if not names:
         raise CheckpointError(f"{folder}: expected {INDEX} or *.safetensors files, found neither; download it again")
+    if any(map(_INFERENCE_FILE.fullmatch, names)):
+        raise CheckpointError(
+            f"{folder}: expected a checkpoint as on Hugging Face, found one of DeepSeek's inference code; name "
+            "the folder that it was made of"
+        )
     by_file: dict[str, dict[str, StoredTensor]] = {}
     problems = []
     for name in names:
@@ -191,11 +164,6 @@ def open_checkpoint(folder: Path) -> StoredTensors:
             problems.append(str(error))
     if problems:
         raise CheckpointError("; ".join(problems))
-    if number := num_parts(names):
-        if wrong := wrong_files(names):
-            raise CheckpointError(f"{folder}: {wrong}; convert the checkpoint again")
-        in_order = [by_file[f"model{part}-mp{number}.safetensors"] for part in range(number)]
-        return StoredTensors(folder, _joined(folder, in_order), number)
     tensors = {name: tensor for each in by_file.values() for name, tensor in each.items()}
     if (folder / INDEX).is_file() and (missing := sorted(_indexed(folder) - tensors.keys())):
         raise CheckpointError(
@@ -219,23 +187,13 @@ def _indexed(folder: Path) -> set[str]:
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of config.json.
 
-    :raises CheckpointError: when it is missing, or is that of DeepSeek's inference code.
+    :raises CheckpointError: when it is missing.
     :raises UnusableCheckpointError: when it can't be read or is no JSON object.
     """
     path = folder / "config.json"
     if not path.exists():
-        is_split = any(folder.glob("model*-mp*.safetensors"))
-        fix = (
-            ", which DeepSeek's inference format leaves out; copy it from the model on Hugging Face" if is_split else ""
-        )
-        raise CheckpointError(f"{path}: expected the model's config.json, found none{fix}")
-    config = read_json_object(path)
-    if is_inference_config(config):
-        raise CheckpointError(
-            f"{path}: expected the model's config.json, found one of DeepSeek's inference code (n_layers); copy it "
-            "from the model on Hugging Face"
-        )
-    return config
+        raise CheckpointError(f"{path}: expected the model's config.json, found none; download it again")
+    return read_json_object(path)
 
 
 def config_number(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -250,37 +208,6 @@ def config_number(config: Mapping[str, Any], key: str, default: int | None = Non
             f"config.json: expected {key} as a whole number, found {short_repr(number)}; download it again"
         )
     return number
-
-
-def _joined(folder: Path, files: Sequence[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:
-    """Return the tensors of a folder in DeepSeek's inference format, each once and whole.
-
-    :raises CheckpointError: naming tensors whose parts are missing or of different shapes.
-    """
-    joined: dict[str, StoredTensor] = {}
-    wrong = []
-    for name in dict.fromkeys(name for tensors in files for name in tensors):
-        parts = tuple(tensors[name] for tensors in files if name in tensors)
-        place, first = place_of(name), parts[0]
-        is_expert = ".mlp.experts." in place.name
-        if len({(part.dtype, part.shape) for part in parts}) > 1 or len(parts) != (1 if is_expert else len(files)):
-            wrong.append(name)
-        elif place.dimension is None or len(parts) == 1:
-            joined[place.name] = replace(first, name=place.name)
-        elif len(first.shape) <= place.dimension:
-            wrong.append(name)
-        else:
-            shape = list(first.shape)
-            shape[place.dimension] *= len(parts)
-            joined[place.name] = SplitTensor(
-                place.name, first.dtype, tuple(shape), first.file, first.begin, parts, place.dimension
-            )
-    if wrong:
-        raise CheckpointError(
-            f"{folder}: expected each expert in one of {len(files)} files and equal parts of the rest in each, found "
-            f"others of {first_names(wrong)}; convert the checkpoint again"
-        )
-    return joined
 
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -326,89 +253,3 @@ def in_order(name: str) -> tuple[int, list[tuple[int, str]]]:
     layer = layer_of(name)
     parts = [(len(part), part) if part.isdecimal() else (0, part) for part in name.split(".")]
     return (-1 if layer is None else layer, parts)
-
-
-# --- DeepSeek's own inference format ---
-#
-# Its inference/convert.py makes it of a checkpoint. A folder has N files, model0-mpN.safetensors and so on, one for
-# each GPU. Most weights are split over them, the routed experts are dealt to them, and the rest is in each. The MTP
-# layer is left out. (deepseek-ai/DeepSeek-V3, inference/convert.py of commit 07de76f5; DeepSeek-V3.2-Exp adds the
-# indexer, whose names stay)
-
-_FILE = re.compile(r"model(\d{1,6})-mp(\d{1,6})\.safetensors", re.ASCII)
-_ROOT = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-_IN_LAYER = {"attn": "self_attn", "ffn": "mlp", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_MODULES = {
-    "wq": "q_proj",
-    "wq_a": "q_a_proj",
-    "q_norm": "q_a_layernorm",
-    "wq_b": "q_b_proj",
-    "wkv_a": "kv_a_proj_with_mqa",
-    "kv_norm": "kv_a_layernorm",
-    "wkv_b": "kv_b_proj",
-    "wo": "o_proj",
-    "w1": "gate_proj",
-    "w2": "down_proj",
-    "w3": "up_proj",
-}
-"""Name of a module in attention or an MLP -> its name on Hugging Face. A module without an entry has the same one."""
-_SPLIT = {**dict.fromkeys(("embed", "head", "wq", "wq_b", "wkv_b", "w1", "w3"), 0), "wo": 1, "w2": 1}
-"""Name of a module -> the dimension in which its weight and its scales are split. The others are in each file."""
-
-
-@dataclass(frozen=True)
-class TensorPlace:
-    """The tensor that a tensor of one file is a part of."""
-
-    name: str
-    """Its name on Hugging Face."""
-    dimension: int | None
-    """The dimension in which it is split over the files; None: it is whole."""
-
-
-def place_of(name: str) -> TensorPlace:
-    """Return what the tensor `name` of this format is."""
-    *path, kind = name.split(".")
-    if path and path[0] in _ROOT:
-        return TensorPlace(f"{_ROOT[path[0]]}.{kind}", _SPLIT.get(path[0]))
-    kind = {"scale": "weight_scale_inv"}.get(kind, kind)
-    if len(path) < 3 or path[0] != "layers":
-        return TensorPlace(f"{name.rpartition('.')[0]}.{kind}", None)
-    layer, block, *modules = path[1:]
-    dimension = None
-    if "indexer" not in modules and modules:
-        is_expert = modules[0] == "experts"
-        dimension = None if is_expert else _SPLIT.get(modules[-1])
-        kind = "e_score_correction_bias" if modules == ["gate"] and kind == "bias" else kind
-        modules[-1] = _MODULES.get(modules[-1], modules[-1])
-    return TensorPlace(".".join(["model.layers", layer, _IN_LAYER.get(block, block), *modules, kind]), dimension)
-
-
-def num_parts(names: Sequence[str]) -> int:
-    """Return N for the files of a folder in this format; 0 for those of another one."""
-    matches = [_FILE.fullmatch(name) for name in names]
-    numbers = [int(match[2]) for match in matches if match]
-    return max(numbers) if numbers and all(matches) else 0
-
-
-def wrong_files(names: Sequence[str]) -> str | None:
-    """Say which files of the format are missing, or belong to another conversion."""
-    number = num_parts(names)
-    numbers = {name: int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
-    present = {name for name, part in numbers.items() if part < number and name == _file_name(part, number)}
-    if others := set(names) - present:
-        return f"expected the files of one conversion, found {first_names(others)} beside those for {number} GPUs"
-    # There may be a million of them, by one name.
-    if len(present) < number:
-        missing = (name for part in range(number) if (name := _file_name(part, number)) not in present)
-        return f"{number - len(present):,} of {number:,} files are missing: {', '.join(islice(missing, 3))}"
-    return None
-
-
-def _file_name(part: int, number: int) -> str:
-    return f"model{part}-mp{number}.safetensors"
-
-
-def is_inference_config(config: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json is one of this format, whose keys have other names."""
-    return "n_layers" in config and "num_hidden_layers" not in config

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from deepseek_triton_tools.checkpoints.converting import ConversionProgress
 
 _TARGETS = ("w4afp8", "fp8", "bf16")
-_DEVICES = ("cpu", "cuda")
 _DOCUMENT = "deepseek-triton/checkpoint-quantize/1"
 
 
@@ -42,9 +41,8 @@ def add_quantize_form(forms: Verbs) -> None:
     option(verb, "--mtp", what, choices=("keep", "drop"), default="keep")
     add_json(verb, "docs/checkpoints.md")
     work = verb.add_argument_group("work; none of it changes a byte of what is written, except --shard-size")
-    what = "what computes: with 16 cores or more, cpu is as fast as the disk (default: cpu)"
-    option(work, "--device", what, choices=_DEVICES, default="cpu")
-    option(work, "--workers N", "processes (default: one a core, or four a GPU)", positive)
+    option(work, "--device NAME", argparse.SUPPRESS)
+    option(work, "--workers N", "processes (default: one a core)", positive)
     option(work, "--share K/N", "do only part K of N (default: 1/1)", share, default=(1, 1))
     option(work, "--shard-size SIZE", "of each file (default: 1/64 of all, 100MB to 2.5GB)", size)
 
@@ -57,6 +55,8 @@ def require_numbers(form: str) -> None:
 
 def _quantize(args: argparse.Namespace) -> int:
     require_numbers("quantize")
+    if args.device not in (None, "cpu"):
+        raise ToolError("--device is gone: 16 cores are as fast as the disk, and a GPU was no faster", exit_code=2)
     if args.to is None:
         return _switch_kv_cache(args)
     if args.output is None:
@@ -91,7 +91,6 @@ def _convert(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.checkpoints.conversion_plan import ConversionOptions, plan_conversion
     from deepseek_triton_tools.checkpoints.converting import ConversionRun, convert
     from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
-    from deepseek_triton_tools.checkpoints.tensor_jobs import gpus
     from deepseek_triton_tools.host.stop_signals import Stop
     from deepseek_triton_tools.host.units import about, sized
     from deepseek_triton_tools.terminal.output_streams import complain
@@ -105,14 +104,7 @@ def _convert(args: argparse.Namespace) -> int:
         shard_bytes=args.shard_size,
     )
     plan = plan_conversion(open_checkpoint(args.source), read_config(args.source), options)
-    devices = gpus() if args.device == "cuda" else []
-    if args.device == "cuda" and not devices:
-        raise InstallationError("--device cuda: expected a torch that finds a GPU, found none; try --device cpu")
-    run = ConversionRun(
-        workers=args.workers or (4 * len(devices) if devices else len(os.sched_getaffinity(0))),
-        devices=devices,
-        share=args.share,
-    )
+    run = ConversionRun(workers=args.workers or len(os.sched_getaffinity(0)), share=args.share)
     status, begin_s = StatusLine(), time.monotonic()
     last: list[ConversionProgress] = []
 
