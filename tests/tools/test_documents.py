@@ -165,7 +165,7 @@ def test_the_documents_of_doctor_have_the_shape_of_their_page(capsys):
 
 
 def test_the_rows_of_a_batch_are_those_of_its_page(tmp_path):
-    [snippet] = snippets("json", page="docs/command-line.md")
+    [snippet] = snippets("json", page="docs/client.md")
     (tmp_path / "in").write_text('{"id": "q-17", "prompt": "hi"}\n{"id": "q-18", "prompt": "hi"}\n')
     with FakeServer() as server:
         server.script(["hi"], InvalidRequest("...", code="E_PROMPT_TOO_LONG"))

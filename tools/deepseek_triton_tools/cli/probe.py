@@ -71,7 +71,7 @@ def add_options(verb: VerbParser) -> None:
         option(question, "--deadline S", text, duration, default=deadline_s)
         printed = question.add_mutually_exclusive_group()
         option(printed, "-q --quiet", "print nothing: the exit code is the answer")
-        add_json(printed, "docs/command-line.md")
+        add_json(printed, "docs/client.md")
         server = question.add_argument_group("server")
         add_server_options(server)
         if name == "generate":
