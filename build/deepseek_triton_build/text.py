@@ -22,15 +22,15 @@ LINE_WIDTH = 110
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
+# Characters of repr(value) up to which `short_yaml` writes a value in full.
 _LONGEST_YAML = 400
-"""Characters of repr(value) up to which `short_yaml` writes a value in full."""
+# Values in a YAML text, those of its aliases counted each time: a few lines of them can stand for any number.
 _MOST_VALUES = 100_000
-"""Values in a YAML text, those of its aliases counted each time: a few lines of them can stand for any number."""
 _VALUE = re.compile(r"@@\{(\w+)\}")
 _DIRECTIVE = re.compile(r"(?P<indent> *)#(?P<verb>if|else|end|include)\b *(?P<negated>not )?(?P<name>[\w.-]*)")
 _CONSTANTS = {True: "true", False: "false", None: "null"}
+# Text that YAML takes for text without quotes: a part of it, for the values that there are most of.
 _PLAIN = re.compile(r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
-"""Text that YAML takes for text without quotes: a part of it, for the values that there are most of."""
 
 
 def parse_yaml(text: str) -> Any:

@@ -20,8 +20,10 @@ from deepseek_triton_build.text import nearest_name, safe_name, short_repr
 
 LAYERS_CONFIG = "quant_cfg.json"
 """The file that says how each layer is quantized, beside an hf_quant_config.json with MIXED_PRECISION."""
+# Values of quant_method that name a tool and not a precision, which another file gives.
 _TOOLS = ("modelopt", "compressed-tensors")
-"""Values of quant_method that name a tool and not a precision, which another file gives."""
+# quant_algo of hf_quant_config.json, or quant_method in config.json's quantization_config -> the precision. These are
+# the values of DeepSeek's checkpoints and of those made from them.
 _PRECISIONS: Mapping[str, Precision] = {
     "FP8_BLOCK_SCALES": "fp8",
     "fp8": "fp8",
@@ -33,10 +35,9 @@ _PRECISIONS: Mapping[str, Precision] = {
     "W4A16_AWQ": "w4a16",
     "W4A16": "w4a16",
 }
-"""quant_algo of hf_quant_config.json, or quant_method in config.json's quantization_config -> the precision. These are
-the values of DeepSeek's checkpoints and of those made from them."""
 
 
+# Key of config.json -> attribute of Architecture. max_position_embeddings may be lowered by hand.
 _FIGURES: Mapping[str, str] = {
     "num_hidden_layers": "num_layers",
     "first_k_dense_replace": "num_dense_layers",
@@ -58,7 +59,6 @@ _FIGURES: Mapping[str, str] = {
     "index_topk": "index_topk",
     "model_type": "model_type",
 }
-"""Key of config.json -> attribute of Architecture. max_position_embeddings may be lowered by hand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +188,7 @@ def _section(document: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
 _TOKENIZER = "tokenizer.json"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _DOWNLOAD = "download it again"
+# Keys that load_modelopt_quant_config of TensorRT-LLM reads, and those of its quant_cfg.json.
 _QUANT_KEYS = (
     "quant_algo",
     "kv_cache_quant_algo",
@@ -197,7 +198,7 @@ _QUANT_KEYS = (
     "has_zero_point",
     "pre_quant_scale",
 )
-"""Keys that load_modelopt_quant_config of TensorRT-LLM reads, and those of its quant_cfg.json."""
+# QuantAlgo of TensorRT-LLM 1.2 (tensorrt_llm/quantization/mode.py), DeepSeek's own first, and modelopt's fp8_pb_wo.
 _ALGOS = (
     "FP8_BLOCK_SCALES",
     "NVFP4",
@@ -209,9 +210,8 @@ _ALGOS = (
     *("W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN", "W4A8_QSERVE_PER_CHANNEL", "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "INT8"),
     *("W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "W4A8_MXFP4_MXFP8", "W4A16_MXFP4", "NO_QUANT"),
 )
-"""QuantAlgo of TensorRT-LLM 1.2 (tensorrt_llm/quantization/mode.py), DeepSeek's own first, and modelopt's fp8_pb_wo."""
+# Types of the KV cache that MLA has kernels for (TensorRT-LLM examples/models/core/deepseek_v3/README.md).
 _KV_ALGOS = ("FP8",)
-"""Types of the KV cache that MLA has kernels for (TensorRT-LLM examples/models/core/deepseek_v3/README.md)."""
 _GROUP_SIZES = {"NVFP4": 16}
 _FP8_BLOCK = [128, 128]
 

@@ -70,8 +70,8 @@ MAX_YAML_VALUES = 100_000
 """Values in one document. The limit is needed because anchors can unfold a short text without end."""
 
 _Loader: Any = getattr(yaml, "CLoader", yaml.Loader)
+# Largest integer that is read. No setting is larger, and Python refuses to print very long numbers.
 _LARGEST_INTEGER = 2**64 - 1
-"""Largest integer that is read. No setting is larger, and Python refuses to print very long numbers."""
 _COLLECTION_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "set", "omap", "pairs"))
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
@@ -206,9 +206,6 @@ class _DocumentReader:
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, path, above) for item in node.value]
         assert isinstance(node, yaml.MappingNode)  # the third and last kind of node
-        return self._mapping(node, path, above)
-
-    def _mapping(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> dict[Any, Any]:
         self._find_duplicates(node, path)
         self._constructor.flatten_mapping(node)
         values = {}

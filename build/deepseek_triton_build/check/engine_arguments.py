@@ -16,10 +16,10 @@ from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import printable_line
 
+# Limit of one question. The import alone takes up to a minute on a slow disk.
 _MOST_SECONDS = 300
-"""Limit of one question. The import alone takes up to a minute on a slow disk."""
+# Beginnings of the variables by which a process would take itself for a rank of the job it is asked in.
 _OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "SLURM_")
-"""Beginnings of the variables by which a process would take itself for a rank of the job it is asked in."""
 _CLASS = "TensorRT-LLM's own TorchLlmArgs"
 
 

@@ -83,6 +83,7 @@ versions, of the rules X) that the rule applies to, as far as the sources say: "
 or the feature, not that every older release was tried.
 """
 
+# First letter of a code -> the title of its section, in the page's order.
 _TOPICS = {
     "H": "Hardware, weights and releases",
     "P": "Parallelism",
@@ -100,7 +101,6 @@ _TOPICS = {
     "C": "config.pbtxt",
     "W": "The checkpoint",
 }
-"""First letter of a code -> the title of its section, in the page's order."""
 
 
 def find_code(code: str) -> Code:

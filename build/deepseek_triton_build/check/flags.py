@@ -23,21 +23,21 @@ from deepseek_triton_build.text import nearest_name, short_repr
 
 YAML_FLAGS = ("--extra_llm_api_options", "--config")
 """Flags that name the YAML file; the second is the newer name (TensorRT-LLM trtllm_serve_cli.yaml@9e7f85f6)."""
+# Flags that set no LLM argument that is recorded here.
 _OTHER_FLAGS = (
     *YAML_FLAGS,
     *("--host", "--port", "--log_level", "--tool_parser", "--chat_template", "--model", "--model_path", "--model_dir"),
     *("--dataset", "--dataset_path", "--num_requests", "--concurrency", "--streaming", "--apply_chat_template"),
     *("--use_cuda_graph", "--use_one_model", "--prompt"),
 )
-"""Flags that set no LLM argument that is recorded here."""
+# Likeness from which a flag that is not recorded counts as a misspelled one. Few flags of a program are recorded.
 _NEAR = 0.8
-"""Likeness from which a flag that is not recorded counts as a misspelled one. Few flags of a program are recorded."""
 _HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _POWERS = "kmgt"
+# `-O3`: a level of optimization.
 _OPTIMIZATION = re.compile(r"-O[0-3]?")
-"""`-O3`: a level of optimization."""
+# Flags that take `auto`, which stands for the largest value that fits the memory.
 _AUTO = ("max_model_len",)
-"""Flags that take `auto`, which stands for the largest value that fits the memory."""
 
 
 @dataclass(kw_only=True)

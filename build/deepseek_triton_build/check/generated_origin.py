@@ -20,14 +20,14 @@ from deepseek_triton_build.render.stamp import MANIFEST, RELEASE_RECORD, sha256
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import first_names, safe_name
 
+# A stamp with more GPUs is not believed.
 _MOST_GPUS = 1_000_000
-"""A stamp with more GPUs is not believed."""
 _RECORDED = re.compile(rb'^(release|vllm): "([0-9.]+)"', re.MULTILINE)
 
 
 _FIX = "write the original again: deepseek-triton build --force"
+# Files whose absence is another finding. The record, and scripts, which lie beside the model, are read elsewhere.
 _ASKED_FOR = ("config.pbtxt", "1/model.yaml")
-"""Files whose absence is another finding. The record, and scripts, which lie beside the model, are read elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ KIND_CPU = "KIND_CPU"
 TRTLLM_RANKS = "tensor x pipeline parallelism"
 VLLM_RANKS = "tensor x pipeline x data parallelism"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+# vLLM's smallest defaults, which AsyncLLM has by itself (vllm/engine/arg_utils.py, get_batch_defaults).
 _LEAST_LIMITS: Mapping[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 128}
-"""vLLM's smallest defaults, which AsyncLLM has by itself (vllm/engine/arg_utils.py, get_batch_defaults)."""
 
 
 def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | None) -> Iterator[Finding]:

@@ -67,8 +67,8 @@ MODEL_PY = "model.py"
 MODEL_JSON = "model.json"
 _TENSORRT_LLM = "tensorrt_llm"
 _VLLM = "vllm"
+# The kind of instances that Triton's vLLM backend asks for, and one that it takes for a single GPU.
 _KIND, _OF_ONE_GPU = "KIND_MODEL", "KIND_GPU"
-"""The kind of instances that Triton's vLLM backend asks for, and one that it takes for a single GPU."""
 _NAMES_MODEL = re.compile(rb'"model"\s*:')
 _NAMES_VLLM = re.compile(rb"vllm")
 

@@ -62,8 +62,8 @@ from deepseek_triton_build.text import first_names
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _YAML_NAME = re.compile(r"[\w.-]+\.ya?ml\b")
+# The arguments that TensorRT-LLM's programs have by themselves.
 _PROGRAM: Mapping[str, Any] = {"backend": "pytorch"}
-"""The arguments that TensorRT-LLM's programs have by themselves."""
 
 
 def is_program_folder(folder: Path) -> bool:

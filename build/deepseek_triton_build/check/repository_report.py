@@ -202,37 +202,30 @@ def _models(directory: Path, *, may_be_none: bool) -> tuple[list[tuple[Path, str
     :raises NothingToCheckError: when there is no such folder, unless there may be none.
     """
     try:
-        names = sorted(os.listdir(directory))
+        below = sorted(os.listdir(directory))
     except OSError as error:
         raise NothingToCheckError(f"{directory}: can't be read: {error.strerror}; make it readable") from error
-    found: list[tuple[Path, str]] = []
+    models: list[tuple[Path, str]] = []
     unreadable: list[Finding] = []
-    for folder in (directory, *(directory / name for name in names)):
+    for folder in (directory, *(directory / name for name in below)):
         try:
-            found += [(folder, version) for version in _versions(folder)]
+            names = sorted(name for name in os.listdir(folder) if name.isdecimal())
+            models += [(folder, name) for name in names if _is_version(folder, folder / name)]
         except NotADirectoryError:
             continue
         except OSError as error:
             message, fix = f"{folder.name} can't be looked into: {error.strerror}", "make it readable and searchable"
             unreadable.append(codes.UNREADABLE.finding(message, fix, file=folder.name))
     if may_be_none:
-        return found, unreadable
-    if not found and unreadable:
+        return models, unreadable
+    if not models and unreadable:
         raise NothingToCheckError(f"{directory}: {unreadable[0].message}; {unreadable[0].fix}")
-    if not found:
+    if not models:
         raise NothingToCheckError(
             f"{directory}: expected a model (a folder with <version>/{MODEL_YAML}), found none; name a model "
             "repository, a model's folder or a YAML file of LLM arguments"
         )
-    return found, unreadable
-
-
-def _versions(folder: Path) -> list[str]:
-    """Return the version folders of a model that is ours, upstream's or of Triton's vLLM backend.
-
-    :raises OSError: when the folder can't be listed.
-    """
-    return sorted(name for name in os.listdir(folder) if name.isdecimal() and _is_version(folder, folder / name))
+    return models, unreadable
 
 
 def _is_version(folder: Path, version_dir: Path) -> bool:

@@ -17,12 +17,13 @@ from typing import Any, BinaryIO, NamedTuple
 MAX_HEADER_BYTES = 100_000_000
 """Largest length that is believed. A real header has some hundred kilobytes."""
 _PREFIX = 8
+# Size of a tensor whose data type is not listed.
 _NOT_KNOWN = -1
-"""Size of a tensor whose data type is not listed."""
 _METADATA = "__metadata__"
 _LFS = b"version https://git-lfs"
 _LARGEST_OFFSET = 2**63
 _MOST_DIMENSIONS = 64
+# Data type -> bits of one value. The sizes of other types are not checked.
 _BITS: Mapping[str, int] = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -31,7 +32,6 @@ _BITS: Mapping[str, int] = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Data type -> bits of one value. The sizes of other types are not checked."""
 
 
 class HeaderEntry(NamedTuple):

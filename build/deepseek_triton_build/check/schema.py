@@ -33,8 +33,8 @@ UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 TRITON_SECTION = "triton_config"
 _MOST_CHOICES = 8
+# Releases whose sections are pydantic models that ignore keys they don't know (releases/0.21.0.yaml).
 _IGNORE_IN_SECTIONS = ("0.21.0",)
-"""Releases whose sections are pydantic models that ignore keys they don't know (releases/0.21.0.yaml)."""
 
 
 @dataclass(kw_only=True)
@@ -272,12 +272,12 @@ def _unquoted(text: str) -> Any:
     return text
 
 
+# Settings of upstream's model.py -> their types. It takes other keys too (NVIDIA/TensorRT-LLM llmapi model.yaml).
 _UPSTREAM_SETTINGS: Mapping[str, str] = {
     "max_batch_size": "int 0..",
     "decoupled": "bool",
     "cancellation_check_period_ms": "int 1..",
 }
-"""Settings of upstream's model.py -> their types. It takes other keys too (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 
 
 def check_triton_config(

@@ -24,10 +24,10 @@ PROGRAM_SCRIPTS = ("serve.sh", "bench.sh", "eval.sh", "quickstart.sh")
 QUICKSTART = "quickstart_advanced.py"
 _PROGRAMS = ("trtllm-serve", "trtllm-bench", "trtllm-eval")
 VLLM, VLLM_BENCH = "vllm", "vllm bench"
+# The module that `python3 -m` runs instead of `vllm serve`.
 _VLLM_MODULE = "vllm.entrypoints.openai.api_server"
-"""The module that `python3 -m` runs instead of `vllm serve`."""
+# Flags that name the checkpoint, the one that counts first.
 _MODEL_FLAGS = ("--model_path", "--model_dir", "--model")
-"""Flags that name the checkpoint, the one that counts first."""
 _TOKEN = re.compile(
     r"""(?P<comment>(?<![^\s;])\#[^\n]*)
       | (?P<space>[ \t]+|\\\n)
@@ -35,8 +35,8 @@ _TOKEN = re.compile(
       | (?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;|&()'"\\])+)""",
     re.VERBOSE | re.DOTALL,
 )
+# The beginning of what is a flag's value and not another flag: `-1` is one.
 _VALUE = re.compile(r"[^-]|$|-\d")
-"""The beginning of what is a flag's value and not another flag: `-1` is one."""
 _SHORT_FLAG = re.compile(r"-[a-zA-Z]+(\.[\w.]+)?(=.*)?", re.DOTALL)
 _QUOTED = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
@@ -85,7 +85,19 @@ class ShellScript:
 
     @cached_property
     def commands(self) -> Sequence[Sequence[Word]]:
-        return list(_commands(self.text))
+        """The words of each command."""
+        # Expansions with quotes inside quotes are not followed, which no script needs for its variables and flags.
+        commands: list[list[Word]] = [[]]
+        line, read = 1, 0
+        for token in _TOKEN.finditer(self.text):
+            line += self.text.count("\n", read, token.start())
+            read = token.start()
+            if token["word"]:
+                text = _QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or quoted[3] or "", token[0])
+                commands[-1].append(Word(text, line))
+            elif token["end"]:
+                commands.append([])
+        return [command for command in commands if command]
 
     @cached_property
     def variables(self) -> Mapping[str, Variable]:
@@ -197,23 +209,6 @@ def typed(words: Sequence[Word], spelled: str) -> Any:
     return read if spelled.startswith("list[") else read[0]
 
 
-def _commands(text: str) -> Iterator[list[Word]]:
-    """Yield the words of each command. Expansions with quotes inside quotes are not followed, which no script needs
-    for its variables and flags."""
-    words: list[Word] = []
-    line, read = 1, 0
-    for token in _TOKEN.finditer(text):
-        line += text.count("\n", read, token.start())
-        read = token.start()
-        if token["word"]:
-            words.append(Word(_QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or quoted[3] or "", token[0]), line))
-        elif token["end"] and words:
-            yield words
-            words = []
-    if words:
-        yield words
-
-
 def _syntax_problems(text: str, file: str) -> list[Finding]:
     """Have bash read the script without running it. Where there is no bash, nothing is said."""
     import shutil  # these two take a twentieth of a whole check to import, and most folders have one script
@@ -236,16 +231,16 @@ def _syntax_problems(text: str, file: str) -> list[Finding]:
     return [codes.BROKEN_SCRIPT.finding(message, fix, file=file, line=int(found[1]))]
 
 
+# Likeness from which an unknown name counts as a misspelled one: NCCL_IB_TIMEOUT is no misspelled NCCL_TIMEOUT.
 _NEAR = 0.92
-"""Likeness from which an unknown name counts as a misspelled one: NCCL_IB_TIMEOUT is no misspelled NCCL_TIMEOUT."""
 _OF_TENSORRT_LLM = ("TRTLLM_", "TLLM_")
+# List in environment_variables.yaml -> an expression that its values fit, and the same in words.
 _KINDS = {
     "switches": ("[01]", "0 or 1"),
     "numbers": (r"\d+", "a whole number"),
     "pairs": (r"\w+:[^,:]+(,\w+:[^,:]+)*", "name:value, separated by commas"),
     "others": (".*", "anything"),
 }
-"""List in environment_variables.yaml -> an expression that its values fit, and the same in words."""
 
 
 def variable_problems(script: ShellScript) -> Iterator[Finding]:

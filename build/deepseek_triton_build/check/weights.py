@@ -50,8 +50,8 @@ def check_weights(
     return _FolderCheck(folder, label, on_file).check(only_indexed)
 
 
+# Largest total that is believed when a file's name says that it is one of so many.
 _MOST_SHARDS = 10_000
-"""Largest total that is believed when a file's name says that it is one of so many."""
 
 
 @dataclass(frozen=True)

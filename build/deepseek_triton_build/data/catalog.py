@@ -266,8 +266,8 @@ def _find(kind: str, name: str, entries: Mapping[str, _Entry]) -> _Entry:
 
 # Checkpoints with fewer layers or experts than the model, which test hardware: `checkpoint cut` makes them.
 
+# Key of config.json that a cut lowers -> attribute of Architecture.
 _CUT_FIGURES = {"num_hidden_layers": "num_layers", "n_routed_experts": "num_routed_experts"}
-"""Key of config.json that a cut lowers -> attribute of Architecture."""
 
 
 def cut_architecture(config: Mapping[str, Any], whole: Architecture) -> Architecture | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+# The wheel holds the folder inside this package (force-include); an editable install reads the checkout's.
 _CANDIDATES = (_PACKAGE / "model_repository", _PACKAGE.parents[1] / "model_repository")
-"""The wheel holds the folder inside this package (force-include); an editable install reads the checkout's."""
 
 
 def model_repository() -> Path:

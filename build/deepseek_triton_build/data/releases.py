@@ -23,13 +23,13 @@ DEFAULT_RELEASE = RELEASES[0]
 READABLE_RELEASES = (*RELEASES, "0.19.0")
 """Releases with a record. 0.19.0 is there only for checking and translating files of its time."""
 
+# Releases of containers that can't have a record -> why, and what to use instead.
 _NO_RECORD = {
     "0.20.0": "it is not established whether it takes its PyTorch options nested, as 0.19.0 does, or flat, as 0.21.0 "
     "does; use 0.21.0 (container 25.08)",
     "1.0.3.2510": "no repository is made for it: only that container has this build, which is not among the published "
     "packages, so nothing public says what it takes; use 1.1.0 (container 25.12) or 1.0.0 (25.10)",
 }
-"""Releases of containers that can't have a record -> why, and what to use instead."""
 
 Status = Literal["proven", "interpolated"]
 

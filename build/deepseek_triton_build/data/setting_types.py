@@ -11,6 +11,7 @@ from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.text import nearest_name, short_repr
 
+# Canonical key -> its type with bounds, by what the key counts. -1 leaves expert parallelism to the engine.
 _RANGES: Mapping[str, str] = {
     "tensor_parallel_size": "int 1..",
     "pipeline_parallel_size": "int 1..",
@@ -27,7 +28,6 @@ _RANGES: Mapping[str, str] = {
     "cuda_graph_config.max_batch_size": "int 0..",
     "speculative_config.num_nextn_predict_layers": "int 0..",
 }
-"""Canonical key -> its type with bounds, by what the key counts. -1 leaves expert parallelism to the engine."""
 
 
 def bounded_type(canonical_key: str, spelled: str) -> str:
@@ -112,6 +112,7 @@ def sampling_problem(name: str, value: Any) -> str | None:
     return next((problem for item in items if (problem := _problem_of_one(field, item)) is not None), None)
 
 
+# Triton's data type -> the type as type_strings reads it.
 _SAMPLING_TYPES: Mapping[str, str] = {
     "TYPE_BOOL": "bool",
     "TYPE_STRING": "str",
@@ -119,7 +120,6 @@ _SAMPLING_TYPES: Mapping[str, str] = {
     "TYPE_UINT64": "int",
     "TYPE_FP32": "float",
 }
-"""Triton's data type -> the type as type_strings reads it."""
 
 
 def _problem_of_one(field: Any, value: Any) -> str | None:

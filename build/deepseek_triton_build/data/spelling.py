@@ -28,10 +28,22 @@ def spell(settings: Mapping[str, Any], release_version: str) -> dict[str, Any]:
 
     :raises UnknownNameError: for a release without a record.
     """
-    era = _era(release_version)
+    era, table = _era(release_version), _table()
     spelled: dict[str, Any] = {}
     for key, value in settings.items():
-        spelled |= _spelled(key, value, era)
+        flag = table["switches"].get(key, {}).get(era)
+        choices = table["choices"].get(key, {}).get(era, {})
+        if flag and not value:  # null is off, an empty section is on with its defaults
+            spelled[flag] = isinstance(value, Mapping)
+        elif isinstance(value, str) and value in choices:
+            spelled |= choices[value]
+        else:
+            era_key = _renamed(key, era)
+            section_flag = table["switches"].get(key.partition(".")[0], {}).get(era)
+            if section_flag and era_key != key:
+                spelled[section_flag] = True
+            is_inverted = era_key in table["inverted"] and isinstance(value, bool)
+            spelled[era_key] = not value if is_inverted else value
     return spelled
 
 
@@ -43,7 +55,9 @@ def canonical(settings: Mapping[str, Any], era_or_release: str) -> dict[str, Any
 
     :raises UnknownNameError: for a release without a record.
     """
-    eras = _eras_read(era_or_release)
+    # 0.19 nests in pytorch_backend_config what 0.21 has flat, also keys that the table doesn't list for 0.19.
+    eras = list(_table()["eras"]) if era_or_release == MIXED else [_era(era_or_release)]
+    eras = ["0.19", "0.21"] if eras == ["0.19"] else eras
     result: dict[str, Any] = {}
     for key, value in settings.items():
         canonical_key = _canonical_name(key, eras)
@@ -115,47 +129,22 @@ def _flags(program: str) -> Mapping[str, list[str]]:
     return programs[program]
 
 
-# From canonical keys to an era's keys
-
-
-def _spelled(key: str, value: Any, era: str) -> dict[str, Any]:
-    flag = _table()["switches"].get(key, {}).get(era)
-    if flag and not value:  # null is off, an empty section is on with its defaults
-        return {flag: isinstance(value, Mapping)}
-    if choice := _table()["choices"].get(key, {}).get(era, {}).get(value) if isinstance(value, str) else None:
-        return dict(choice)
-    era_key = _renamed(key, era)
-    spelled = {era_key: not value if era_key in _table()["inverted"] and isinstance(value, bool) else value}
-    flag = _table()["switches"].get(key.partition(".")[0], {}).get(era)
-    return {flag: True, **spelled} if flag and era_key != key else spelled
-
-
 def _renamed(key: str, era: str) -> str:
     name: str = _table()["keys"].get(key, {}).get(era, key)
     return name
 
 
-# From an era's keys to canonical keys
-
-
-def _eras_read(era_or_release: str) -> list[str]:
-    if era_or_release == MIXED:
-        return list(_table()["eras"])
-    era = _era(era_or_release)
-    # 0.19 nests in pytorch_backend_config what 0.21 has flat, also keys that the table doesn't list for 0.19.
-    return ["0.19", "0.21"] if era == "0.19" else [era]
-
-
 def _canonical_name(key: str, eras: Iterable[str]) -> str:
     """Return the canonical name of `key`, a name in one of `eras`; `key` itself when it has no other."""
-    eras = list(eras)
+    table, eras = _table(), list(eras)
     for era in eras:
-        if (canonical_key := _inverse(era).get(key)) is not None:
-            return canonical_key
-    if key.startswith(_NEST) and "0.19" in eras and not _is_switch(key):
+        for canonical_key, by_era in table["keys"].items():
+            if by_era.get(era) == key:
+                return str(canonical_key)
+    is_switch = any(key in flags.values() for flags in table["switches"].values())
+    if key.startswith(_NEST) and "0.19" in eras and not is_switch:
         return _canonical_name(key.removeprefix(_NEST), eras)
-    aliases: Mapping[str, str] = _table()["aliases"]
-    return aliases.get(key, key)
+    return str(table["aliases"].get(key, key))
 
 
 def _name_in_era(key: str, era: str) -> str:
@@ -165,26 +154,14 @@ def _name_in_era(key: str, era: str) -> str:
         if canonical_key in (section, *flags.values()):
             return str(flags.get(era, section))
     for chosen, by_era in _table()["choices"].items():
-        value = _chosen_by(canonical_key, by_era)
+        # The first value that an era chooses by this key.
+        ways = (way for choices in by_era.values() for way in choices.items())
+        value = next((value for value, keys in ways if canonical_key in keys), None)
         if canonical_key == chosen or value:
             choices = by_era.get(era, {})
             era_keys = choices.get(value) or next(iter(choices.values()), {chosen: None})
             return str(next(iter(era_keys)))
     return _renamed(canonical_key, era)
-
-
-def _chosen_by(key: str, by_era: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str | None:
-    """Return the first canonical value that an era chooses by `key`; None when no era does."""
-    return next((value for choices in by_era.values() for value, keys in choices.items() if key in keys), None)
-
-
-@cache
-def _inverse(era: str) -> Mapping[str, str]:
-    return {by_era[era]: canonical_key for canonical_key, by_era in _table()["keys"].items() if era in by_era}
-
-
-def _is_switch(key: str) -> bool:
-    return any(key in flags.values() for flags in _table()["switches"].values())
 
 
 def _settle_switches(settings: dict[str, Any], era: str) -> None:

@@ -18,9 +18,9 @@ _HIGHEST_DEEPGEMM_FRACTION = 0.8
 _HIGHEST_WITH_DRAFTS = 0.5
 _LARGE_BATCH = 128
 _LEAST_FREE = 2 * GIB
+# Tokens of an iteration below which a server of a pair may keep _HIGHEST_FRACTION: twice what it is published with
+# (TensorRT-LLM examples/models/core/deepseek_v3/README.md, Disaggregated Serving).
 _SHORT_ITERATION = 2 * 1160
-"""Tokens of an iteration below which a server of a pair may keep _HIGHEST_FRACTION: twice what it is published with
-(TensorRT-LLM examples/models/core/deepseek_v3/README.md, Disaggregated Serving)."""
 
 
 @RULES.error("K001")

@@ -28,11 +28,11 @@ _CLUSTER_KEYS = (
     "heartbeat_interval_sec",
     "inactive_timeout_sec",
 )
+# Top-level keys that the orchestrator reads itself. Both sections inherit every other one.
 _OWN_KEYS = (
     *("hostname", "port", "max_retries", "perf_metrics_max_requests", "conditional_disagg_config", CLUSTER),
     *("context_servers", "generation_servers"),
 )
-"""Top-level keys that the orchestrator reads itself. Both sections inherit every other one."""
 _ADDRESS = re.compile(r"[^:/\s]+:[0-9]{1,5}")
 _COUNT = "int 0.."
 _SERVERS = {
@@ -43,6 +43,7 @@ _SERVERS = {
     "router.max_batch_size": "int 1..",
     "router.tokens_per_block": "int 1..",
 }
+# Dotted path of disagg_config.yaml -> the type of its value.
 _TYPES: Mapping[str, str] = {
     "hostname": "str",
     "port": "int 1..65535",
@@ -61,13 +62,12 @@ _TYPES: Mapping[str, str] = {
     **{f"{side}_servers": "dict" for side in (CONTEXT, GENERATION)},
     **{f"{side}_servers.{key}": kind for side in (CONTEXT, GENERATION) for key, kind in _SERVERS.items()},
 }
-"""Dotted path of disagg_config.yaml -> the type of its value."""
+# Sections that have no other keys than those of _TYPES; for CLUSTER itself: G026.
 _CLOSED = (
     "conditional_disagg_config",
     f"{CLUSTER}.minimal_instances",
     *(f"{side}_servers.router" for side in (CONTEXT, GENERATION)),
 )
-"""Sections that have no other keys than those of _TYPES; for CLUSTER itself: G026."""
 
 
 @dataclass(frozen=True, kw_only=True)

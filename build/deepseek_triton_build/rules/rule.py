@@ -26,8 +26,8 @@ MTP_KV_LAYERS = "mtp_kv_layer_per_draft"
 """The feature that MTP has a layer of the KV cache for each draft token; where it is not known, it counts as so."""
 FLASH_MLA_TOKENS_PER_BLOCK = 64
 """FlashMLA, Hopper's kernel for MLA, sets this block size over any configured one (py_executor_creator.py)."""
+# The engine's free_gpu_memory_fraction when the key is missing or null (llm_args.py).
 _DEFAULT_FRACTION = 0.9
-"""The engine's free_gpu_memory_fraction when the key is missing or null (llm_args.py)."""
 _LITERAL = re.compile(r"Literal\[[^]]*\](, in any case)?")
 
 
@@ -229,8 +229,8 @@ class Violation:
     fix: str
 
 
+# It takes a Deployment, or for rules of vLLM a VllmDeployment.
 _FindViolations = Callable[[Any], Iterable[Violation]]
-"""It takes a Deployment, or for rules of vLLM a VllmDeployment."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 RULES = RuleTable()
 OOM_NUM_TOKENS = 3072
 """The max_num_tokens that the DeepSeek-V3 guide advises when memory runs out."""
+# The max_num_tokens of the same guide's serving command, with which memory was seen to run out.
 _OOM_SEEN = 8192
-"""The max_num_tokens of the same guide's serving command, with which memory was seen to run out."""
 _SIZES = "cuda_graph_config.batch_sizes"
 _LARGEST = "cuda_graph_config.max_batch_size"
 

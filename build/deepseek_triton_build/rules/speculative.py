@@ -17,11 +17,11 @@ _DRAFT_LEN = "speculative_config.max_draft_len"
 _RELAXED = "speculative_config.use_relaxed_acceptance_for_thinking"
 _ADVANCED = "speculative_config.allow_advanced_sampling"
 _MOST_PUBLISHED_DRAFTS = 3
+# Sampling fields that the backend does itself, on every engine.
 _DONE_BY_BACKEND = frozenset(
     {"stop", "include_stop_str_in_output", "exclude_input_from_output", "n", "add_special_tokens", "max_tokens"}
     | {"truncate_prompt_tokens"}
 )
-"""Sampling fields that the backend does itself, on every engine."""
 
 
 def _is_mtp(d: Deployment) -> bool:

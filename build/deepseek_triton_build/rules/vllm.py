@@ -75,6 +75,8 @@ def _data_parallel_nodes(d: VllmDeployment) -> Iterator[Violation]:
         yield Violation("data_parallel_size", message, "use --parallel tp, or an instance on each node")
 
 
+# Attention backend of MLA -> the GPUs that it runs on (None: both), the KV block sizes (their multiples, for 16), and
+# whether it reads an FP8 KV cache (the backends' own classes, in 0.24.0, 0.25.1 and 0.33.0).
 _BACKENDS: Mapping[str, tuple[str | None, tuple[int, ...], bool]] = {
     "FLASH_ATTN_MLA": ("hopper", (16,), False),
     "FLASHMLA": (None, (64,), True),
@@ -82,8 +84,6 @@ _BACKENDS: Mapping[str, tuple[str | None, tuple[int, ...], bool]] = {
     "CUTLASS_MLA": ("blackwell", (128,), True),
     "FLASHINFER_MLA": ("blackwell", (32, 64), True),
 }
-"""Attention backend of MLA -> the GPUs that it runs on (None: both), the KV block sizes (their multiples, for 16), and
-whether it reads an FP8 KV cache (the backends' own classes, in 0.24.0, 0.25.1 and 0.33.0)."""
 
 
 @RULES.error("X007")

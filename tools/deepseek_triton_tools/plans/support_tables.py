@@ -31,10 +31,10 @@ from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 
 SCHEMA = "deepseek-triton/variants/1"
+# Columns of a terminal from which one table holds every GPU.
 _WIDE = 110
-"""Columns of a terminal from which one table holds every GPU."""
+# GPUs of one table on a narrower terminal.
 _FIT_80_COLUMNS = 4
-"""GPUs of one table on a narrower terminal."""
 _LEGEND = (
     "GPUs of one instance: with TensorRT-LLM the fewest as published (and as recommended for the best performance), "
     "with vLLM the fewest that fit by arithmetic; -: can't work or is not published; *: your own checkpoint: --model, "
@@ -43,8 +43,8 @@ _LEGEND = (
 )
 
 
+# Stands for a user's own checkpoint, whose name changes nothing.
 _OWN = "your-own"
-"""Stands for a user's own checkpoint, whose name changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
