@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from deepseek_triton_build.render.repository_files import File, repository_files
     from deepseek_triton_build.render.stamp import build_options
     from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
-    from deepseek_triton_build.render.wire_contract import contract_page
+    from deepseek_triton_build.render.wire_contract import contract_tables
 
 _HOMES = {
     "arithmetic": ("Budget",),
@@ -95,7 +95,7 @@ _HOMES = {
     "planning.plan_request": ("PlanRequest",),
     "planning.target": ("resolve_target",),
     "planning.vllm_sizes": ("resolve_vllm_target",),
-    "render.wire_contract": ("contract_page",),
+    "render.wire_contract": ("contract_tables",),
     "render.dynamo": ("dynamo_mismatch",),
     "render.folder_upgrade": ("FolderUpgrade", "UpgradedFile", "plan_upgrade"),
     "render.folder_writer": (

@@ -131,7 +131,7 @@ def test_what_a_page_asks_a_server_is_answered(simulated_server, tmp_path, page)
 @pytest.mark.documents
 def test_the_stream_of_the_page_still_runs_when_its_stop_is_typed(simulated_server, tmp_path):
     """A reader needs some seconds to type it in a second terminal."""
-    stream, stop = (command for command in commands("docs/requests.md") if "job-7" in command.statement)
+    stream, stop = (command for command in commands("docs/contract.md") if "job-7" in command.statement)
     request = json.loads(stream.argv[-1])
     with Client(url(simulated_server, "http")) as client:
         assert request["max_tokens"] > 30 * 100, "a deployment makes some hundred tokens a second"
@@ -147,8 +147,8 @@ def test_the_stream_of_the_page_still_runs_when_its_stop_is_typed(simulated_serv
 PYTHON = [
     snippet
     for snippet in snippets("python")
-    # test_tiny_model.py has those of docs/tiny.md: the simulated engine knows no tools.
-    if "Client(" in snippet.text and "pytest" not in snippet.text and snippet.page != "docs/tiny.md"
+    # test_tiny_model.py has those of docs/engines.md: the simulated engine knows no tools.
+    if "Client(" in snippet.text and "pytest" not in snippet.text and snippet.page != "docs/engines.md"
 ]
 
 

@@ -223,9 +223,9 @@ def test_a_server_does_not_load_a_cut_checkpoint_and_names_the_file(tmp_path):
         ServerProcess.serving(repository)
 
 
-# --- docs/tiny.md -----------------------------------------------------------------------------------------------------
+# --- docs/engines.md -----------------------------------------------------------------------------------------------------
 
-PAGE = snippets(page="docs/tiny.md")
+PAGE = snippets(page="docs/engines.md")
 ANSWERED = {str(asked): (asked, shown.text) for asked, shown in itertools.pairwise(PAGE) if shown.language == "text"}
 """The commands and programs of the page that have their output below them."""
 

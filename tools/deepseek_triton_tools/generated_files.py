@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepseek_triton_build import PlanRequest, contract_page, make_plan, model_repository, repository_files
+from deepseek_triton_build import PlanRequest, contract_tables, make_plan, model_repository, repository_files
 from deepseek_triton_build.check import rules_page
 from deepseek_triton_tools._version import __version__
 
+_MARK = "<!-- make generated writes what follows from deepseek_backend/contract.py -->\n\n"
 _EMBEDDED = ("tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.yaml")
 
 
@@ -20,7 +21,9 @@ def generated_files() -> dict[Path, bytes]:
     plan = make_plan(PlanRequest(variant="tiny"))
     content = {file.path.as_posix(): file.content for file in repository_files(plan, version=__version__)}
     files = {repository / name: content[name] for name in _EMBEDDED}
-    files[repository.parent / "docs" / "contract.md"] = contract_page().encode()
+    page = repository.parent / "docs" / "contract.md"
+    text, mark, _ = page.read_text("utf-8").partition(_MARK)
+    files[page] = f"{text}{mark}{contract_tables()}".encode()
     return files
 
 
@@ -36,7 +39,7 @@ def write_site_pages(folder: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m deepseek_triton_tools.generated_files",
-        description="Write config.pbtxt, model.yaml and docs/contract.md again.",
+        description="Write config.pbtxt, model.yaml and the tables of docs/contract.md again.",
         allow_abbrev=False,
     )
     parser.add_argument("--site", type=Path, metavar="DIR", help="write the pages of the site to DIR instead")

@@ -1,8 +1,7 @@
-"""The wire contract as config.pbtxt, the model as Triton sees it, and as docs/contract.md, a page for people."""
+"""The wire contract as config.pbtxt, the model as Triton sees it, and as the tables of docs/contract.md."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from deepseek_triton_build.data.model_source import contract
@@ -44,31 +43,10 @@ def declaration(kind: str, tensor: Any) -> str:
     return f'{kind} [ {{ name: "{tensor.name}", data_type: {tensor.dtype.value}, dims: [ {dims} ]{optional} }} ]'
 
 
-_INTRODUCTION = """\
-# The wire contract
-
-`make generated` writes this page from `model_repository/tensorrt_llm/1/deepseek_backend/contract.py`. To change the
-page, edit that file.
-
-A sampling field can be set in four places: 1. `default_sampling` of the model, 2. `sampling_parameters` (one JSON
-object), 3. the field's plain name as a request parameter (any key of a `/generate` body that is not an input; scalars
-only), and 4. the input tensor `sampling_param_<name>`. If two of them set the same field, the one with the higher
-number is used. Unknown names and values out of range are refused; the error gives the name, the value and the limit.
-
-`stop` as a plain name is the cancel flag: with the id of a running request (`"id"` in a `/generate` body) it ends that
-request. Stop strings are `sampling_param_stop`.
-
-`/generate` returns one response, so it takes only requests without `streaming`. `/generate_stream` and gRPC take
-requests with and without `streaming`.
-"""
-
-
-def contract_page() -> str:
-    """Return the page, in Markdown."""
+def contract_tables() -> str:
+    """Return the tables of docs/contract.md, in Markdown."""
     tables = contract()
     parts = [
-        _INTRODUCTION,
-        _guide(tables.__doc__ or ""),
         _section("Inputs", _tensor_rows(tables.REQUEST_INPUTS), "input | type | shape | meaning"),
         _section("Sampling fields", map(_field_row, tables.SAMPLING_FIELDS), "field | type | range | meaning"),
         _section("Outputs", _tensor_rows(tables.OUTPUTS), "output | type | shape | meaning"),
@@ -77,13 +55,6 @@ def contract_page() -> str:
         "(SSE) do not carry the status.\n",
     ]
     return "\n".join(parts)
-
-
-def _guide(docstring: str) -> str:
-    """Return the sections of the docstring. The text before the first one is for readers of the code only."""
-    sections = re.split(r"^(.+)\n-{3,}\n", docstring, flags=re.MULTILINE)[1:]
-    titled = zip(sections[::2], sections[1::2], strict=True)
-    return "\n\n".join(f"## {title}\n\n{text.strip()}" for title, text in titled) + "\n"
 
 
 def _section(title: str, rows: Any, columns: str) -> str:
