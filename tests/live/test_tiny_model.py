@@ -223,7 +223,7 @@ def test_a_server_does_not_load_a_cut_checkpoint_and_names_the_file(tmp_path):
         ServerProcess.serving(repository)
 
 
-# --- docs/engines.md -----------------------------------------------------------------------------------------------------
+# The page docs/engines.md
 
 PAGE = snippets(page="docs/engines.md")
 ANSWERED = {str(asked): (asked, shown.text) for asked, shown in itertools.pairwise(PAGE) if shown.language == "text"}
