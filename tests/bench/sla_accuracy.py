@@ -1,4 +1,4 @@
-"""What `plan --sla` computes beside what was measured, as the tables of docs/sla.md.
+"""What `plan --sla` computes beside what was measured, as tables; docs/measurements.md has the gist.
 
     make .venv-aiconfigurator/.installed
     python tests/bench/sla_accuracy.py [--python .venv-aiconfigurator/bin/python]

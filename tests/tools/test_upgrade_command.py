@@ -67,7 +67,7 @@ def folder(older, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_session_of_the_page_is_what_is_shown(folder, capsys):
-    session, conflict = snippets("text", page="docs/upgrade.md")
+    session, conflict = snippets("text", page="docs/generator.md")
     edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096  # incident 42")
     edit(folder / "start.sh", "set -euo pipefail\n", "set -euo pipefail\nexport NCCL_DEBUG=INFO\n")
     (folder / "notes.txt").write_text("see the wiki\n")

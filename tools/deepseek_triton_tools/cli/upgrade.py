@@ -24,7 +24,7 @@ def add_options(verb: VerbParser) -> None:
         _upgrade,
         "deepseek-triton upgrade r1",
         "deepseek-triton upgrade r1 --trtllm 1.2.1 --apply",
-        notes="docs/upgrade.md has a session. Without --apply nothing is written.",
+        notes="docs/generator.md has a session. Without --apply nothing is written.",
     )
     verb.add_argument("folder", type=path, metavar="DIR", help="the folder that build wrote")
     target = verb.add_mutually_exclusive_group()
@@ -36,7 +36,7 @@ def add_options(verb: VerbParser) -> None:
     verb.add_argument("--keep", choices=("yours", "generated"), help=help_text)
     help_text = "write it; the folder as it was stays beside it, as DIR.before-upgrade-1"
     verb.add_argument("--apply", action="store_true", help=help_text)
-    add_json(verb, "docs/upgrade.md")
+    add_json(verb, "docs/generator.md")
 
 
 def _upgrade(args: argparse.Namespace) -> int:
