@@ -11,7 +11,7 @@ from deepseek_triton_build.check.flags import flag_keys
 from deepseek_triton_build.check.scripts import ShellScript, read_script
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.releases import load_release
-from deepseek_triton_build.render import quickstart
+from deepseek_triton_build.render import trtllm_commands
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 from support.check_faults import bases
 from support.checked import check_alone, serious, write
@@ -81,7 +81,7 @@ def test_any_text_is_read(text):
 
 def test_the_flags_of_every_program_set_keys_that_there_are():
     release = load_release(CANONICAL_RELEASE)
-    keys = flag_keys() | {key for key, _ in quickstart.flag_meanings().values()}
+    keys = flag_keys() | {key for key, _ in trtllm_commands.flag_meanings().values()}
 
     assert {key for key in keys if release.find_key(key) is None} == set()
     assert spelling.keys_of_flags("trtllm-serve")["--tp"] == "tensor_parallel_size"

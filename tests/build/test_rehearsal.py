@@ -21,8 +21,8 @@ from deepseek_triton_build.arithmetic.gpu_memory import weights
 from deepseek_triton_build.catalog import find_variant, gpus
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data import model_source
-from deepseek_triton_build.render.carried_checkpoint import CHECKSUMS, carried_files
 from deepseek_triton_build.render.model_yaml import model_yaml
+from deepseek_triton_build.render.repository_files import CHECKSUMS, carried_files
 from deepseek_triton_build.render.stamp import plan_hash
 from support.deepseek_loader import BLOCK, problems, published_tensors, tensors_in
 

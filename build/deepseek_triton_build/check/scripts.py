@@ -14,7 +14,7 @@ from deepseek_triton_build.check.documents import Document, read_text
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.data.yaml_files import load_yaml
-from deepseek_triton_build.render import quickstart
+from deepseek_triton_build.render import trtllm_commands
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import edit_instruction, nearest_name, parse_yaml, printable_line, short_repr
 
@@ -169,7 +169,7 @@ class Program:
     def meanings(self) -> Mapping[str, tuple[str, Any]]:
         """Flag -> the key that it sets, and the value that it stands for; None where the value follows the flag."""
         if self.name == QUICKSTART:
-            return quickstart.flag_meanings()
+            return trtllm_commands.flag_meanings()
         return {flag: (key, None) for flag, key in spelling.keys_of_flags(self.name).items()}
 
     @property

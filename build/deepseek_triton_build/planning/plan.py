@@ -5,8 +5,7 @@ It reads the catalogue, the release records and, for --model, the checkpoint's s
     names -> target.py                      which weights on which GPUs, or a refusal
           -> trtllm_sizes.py, vllm_sizes.py  parallelism and limits, made smaller until they fit the memory
           -> tensorrt_llm.py, vllm.py        the engine's arguments under its own keys, with their reasons
-          -> own_settings.py                 the user's own, put in last
-          -> backend_settings.py             the backend's own settings
+          -> backend_settings.py             the user's own, put in last, and the backend's settings
           -> rules/                          refuse what can't work and warn of what may not work
 
 `trtllm_settings.py` has the reasons of TensorRT-LLM's arguments. An embedded engine needs only backend_settings.py.
@@ -29,8 +28,7 @@ from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omi
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, Release, image_name, release_image_name
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VllmVersion, vllm_image_name
-from deepseek_triton_build.planning.backend_settings import EngineLimits, backend_settings, embedded_settings
-from deepseek_triton_build.planning.own_settings import Arguments
+from deepseek_triton_build.planning.backend_settings import Arguments, EngineLimits, backend_settings, embedded_settings
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
 from deepseek_triton_build.planning.target import Target, VllmTarget, refuse, resolve_target
 from deepseek_triton_build.planning.tensorrt_llm import TrtllmEngine

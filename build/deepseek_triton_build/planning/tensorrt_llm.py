@@ -19,8 +19,7 @@ from deepseek_triton_build.data.planned_settings import (
 from deepseek_triton_build.data.releases import Release, honoured_fields, sampler_of
 from deepseek_triton_build.data.setting_types import bounded_type
 from deepseek_triton_build.data.spelling import canonical, spell
-from deepseek_triton_build.planning.backend_settings import EngineLimits
-from deepseek_triton_build.planning.own_settings import Arguments, refuse_misfit, with_own_arguments
+from deepseek_triton_build.planning.backend_settings import Arguments, EngineLimits, refuse_misfit, with_own_arguments
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.planning.trtllm_settings import choose_environment, choose_settings, unset_environment
 from deepseek_triton_build.planning.trtllm_sizes import Sizes, choose_sizes

@@ -12,8 +12,7 @@ from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.data.vllm import VllmVersion
-from deepseek_triton_build.planning.backend_settings import EngineLimits
-from deepseek_triton_build.planning.own_settings import Arguments, refuse_misfit, with_own_arguments
+from deepseek_triton_build.planning.backend_settings import Arguments, EngineLimits, refuse_misfit, with_own_arguments
 from deepseek_triton_build.planning.target import WEIGHTS, VllmTarget
 from deepseek_triton_build.planning.vllm_sizes import (
     GUIDE,

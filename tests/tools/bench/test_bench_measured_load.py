@@ -11,7 +11,7 @@ from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, Distributio
 from deepseek_triton_tools.bench.run_figures import run_figures
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.cli.slo_option import slo
+from deepseek_triton_tools.cli.plan_options import slo
 from deepseek_triton_tools.tool_errors import ToolError
 from support.made_up_bench import made_up_result
 

@@ -28,7 +28,7 @@ from deepseek_triton_tools.cli.parsing import (
     whole_number,
     words,
 )
-from deepseek_triton_tools.cli.slo_option import slo
+from deepseek_triton_tools.cli.plan_options import slo
 from deepseek_triton_tools.tool_errors import ToolError
 
 seed = whole_number("a whole number below 2^32", most=2**32 - 1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path
-from deepseek_triton_tools.cli.plan_options import add_plan_options
-from deepseek_triton_tools.cli.slo_option import slo
+from deepseek_triton_tools.cli.plan_options import add_plan_options, slo
 
 
 def add_options(verb: VerbParser) -> None:

@@ -32,8 +32,7 @@ from deepseek_triton_build.catalog import (
 )
 from deepseek_triton_build.text import UNREADABLE_YAML, is_path, printable_line, short_repr
 from deepseek_triton_tools.cli.parsing import VerbParser, require_tools
-from deepseek_triton_tools.cli.plan_options import add_plan_options
-from deepseek_triton_tools.cli.preset_option import preset_or_file
+from deepseek_triton_tools.cli.plan_options import add_plan_options, preset_or_file
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 

@@ -214,7 +214,7 @@ def _warm_server(args: argparse.Namespace) -> int:
 
 
 def _print_form(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.repository.serving_facts import serving_of
+    from deepseek_triton_tools.repository.launch_facts import serving_of
     from deepseek_triton_tools.warming.forms import render
 
     text = render(args.form, serving_of(args.source), rate=args.rate)

@@ -18,8 +18,7 @@ from deepseek_triton_tools.doctor.findings import (
     MachineFinding,
     Reported,
 )
-from deepseek_triton_tools.repository.launch_facts import START_SCRIPT
-from deepseek_triton_tools.repository.serving_facts import serving_of
+from deepseek_triton_tools.repository.launch_facts import START_SCRIPT, serving_of
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 _ON_GPUS = (TENSORRT_LLM, VLLM)

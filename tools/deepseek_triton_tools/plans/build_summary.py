@@ -29,8 +29,14 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.plans.plan_document import plan_document, warning_document
-from deepseek_triton_tools.plans.plan_view import engine_version, how_to_get, show_plan, show_warnings
+from deepseek_triton_tools.plans.plan_view import (
+    engine_version,
+    how_to_get,
+    plan_document,
+    show_plan,
+    show_warnings,
+    warning_document,
+)
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError

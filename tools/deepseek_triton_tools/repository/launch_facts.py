@@ -1,18 +1,164 @@
-"""The facts about a generated repository that a launch needs: names, release, image, ranks and GPUs."""
+"""The facts about a model repository or a checkpoint that a deployment needs: names, bytes, image, GPUs."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.catalog import gpus
-from deepseek_triton_build.check import MANIFEST, Stamp, read_stamp
+from deepseek_triton_build.catalog import KnownCheckpoint, gpus, variant_of_model, variants
+from deepseek_triton_build.check import MANIFEST, Stamp, read_stamp, read_yaml
 from deepseek_triton_build.text import safe_name
-from deepseek_triton_tools.repository.checkpoint_files import MODEL_YAML, NothingToReadError
-from deepseek_triton_tools.repository.serving_facts import Serving, serving_of
-from deepseek_triton_tools.tool_errors import RepositoryError
+from deepseek_triton_tools.repository.checkpoint_files import (
+    MODEL_YAML,
+    NothingToReadError,
+    ServedModel,
+    find_checkpoints,
+    model_yamls,
+    served_models,
+)
+from deepseek_triton_tools.repository.hub_cache import hub_cache, parse_hub_name
+from deepseek_triton_tools.tool_errors import CheckpointError, RepositoryError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """The checkpoints that are served, and what serves them."""
+
+    source: str
+    """The repository or checkpoint as the user wrote it."""
+    folders: tuple[str, ...]
+    """Absolute paths of the checkpoints that are folders."""
+    names: tuple[str, ...]
+    """Names of the checkpoints that are in the Hugging Face cache."""
+    hub_cache: str
+    """The folder of the Hugging Face cache on this machine."""
+    size: int
+    """Bytes of all weights."""
+    size_from: str
+    """The source of `size`, for people."""
+    image: str | None = None
+    """The container image that a generated repository was made for."""
+    num_gpus: int | None = None
+    """GPUs of one instance: tensor_parallel_size x pipeline_parallel_size, and for vLLM x data_parallel_size."""
+    gpus_per_node: int | None = None
+    """GPUs of a machine that has the plan's GPU; None where the GPU is not known."""
+
+    @property
+    def gpus_of_node(self) -> int | None:
+        """GPUs of the instance on one node."""
+        if self.num_gpus is None or self.gpus_per_node is None:
+            return self.num_gpus
+        return min(self.num_gpus, self.gpus_per_node)
+
+    @property
+    def mounts(self) -> Mapping[str, str]:
+        """Folders that a container mounts for `folders`: path in the container -> path on this machine."""
+        return {place: source for folder in self.folders for place, source in _mounts(folder)}
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """All checkpoints, as arguments of `deepseek-triton warm files`."""
+        return (*self.folders, *self.names)
+
+
+def serving_of(source: str) -> Serving:
+    """Read the facts about the model repository or checkpoint at `source`.
+
+    :raises CheckpointError: when there is no checkpoint, or its size is not known.
+    """
+    yamls = model_yamls(Path(source)) if os.path.exists(source) else []
+    if not yamls:
+        is_folder = os.path.exists(source)
+        return Serving(
+            source=source,
+            folders=(os.path.abspath(source),) if is_folder else (),
+            names=() if is_folder else (source,),
+            hub_cache=str(hub_cache()[0]),
+            size=sum(checkpoint.size for checkpoint in find_checkpoints(source)),
+            size_from="its files",
+        )
+    served = [model for model_yaml in yamls for model in served_models(model_yaml)]
+    first = served[0].model_yaml.resolve()
+    stamp, _ = read_stamp(first.parent.parent, "")
+    size, size_from = _size(source, served, stamp)
+    gpu = gpus().get(stamp.text("gpu") or "")
+    return Serving(
+        source=source,
+        folders=tuple(dict.fromkeys(os.path.abspath(model.path) for model in served if not _is_name(model))),
+        names=tuple(
+            dict.fromkeys(
+                f"{model.name}@{model.revision}" if model.revision else model.name
+                for model in served
+                if _is_name(model)
+            )
+        ),
+        hub_cache=str(hub_cache()[0]),
+        size=size,
+        size_from=size_from,
+        image=stamp.text("image"),
+        num_gpus=_num_gpus(first),
+        gpus_per_node=gpu.gpus_per_node if gpu else None,
+    )
+
+
+def _size(source: str, served: Iterable[ServedModel], stamp: Stamp) -> tuple[int, str]:
+    """(bytes, where that was found): by the files where they are on this machine, else by the catalogue."""
+    try:
+        return sum(checkpoint.size for checkpoint in find_checkpoints(source)), "its files"
+    except CheckpointError:
+        known = [_known(model, stamp) for model in served]
+    by = ", ".join(f"{each.bytes_status} for {each.model}" for each in known)
+    return sum(each.weight_bytes for each in known), f"the catalogue, {by}: it is not on the machine this was made on"
+
+
+def _known(model: ServedModel, stamp: Stamp) -> KnownCheckpoint:
+    named = variant_of_model(model.name)
+    if named is not None:
+        return named[1]
+    variant = variants().get(stamp.text("variant") or "")
+    planned = variant.checkpoints.get(stamp.text("precision") or "") if variant and not model.is_draft else None
+    if planned is None:
+        raise CheckpointError(
+            f"{model}: {safe_name(model.name)} is neither on this machine nor known by name, so its size is not known; "
+            "print the form on a machine that has the checkpoint"
+        )
+    return planned
+
+
+def _is_name(model: ServedModel) -> bool:
+    return not os.path.exists(model.path) and parse_hub_name(model.name) is not None
+
+
+def _mounts(folder: str) -> Iterator[tuple[str, str]]:
+    """(path in the container, path on this machine) of each folder that the files of `folder` lie in.
+
+    A snapshot in a Hugging Face cache holds links to ../../blobs, so the model's whole folder is mounted. Elsewhere it
+    is the folder itself, and the folders that links in it lead to.
+    """
+    parent = os.path.dirname(folder)
+    if os.path.basename(parent) == "snapshots":
+        yield os.path.dirname(parent), os.path.dirname(parent)
+        return
+    yield folder, folder
+    for path in sorted(Path(folder).glob("*")):
+        if path.is_symlink():
+            there = os.path.dirname(os.path.normpath(os.path.join(folder, os.readlink(path))))
+            if not Path(there).is_relative_to(folder):
+                yield there, os.path.dirname(os.path.realpath(path))
+
+
+def _num_gpus(model_yaml: Path) -> int | None:
+    document, _ = read_yaml(model_yaml, str(model_yaml))
+    values = document.values if document else {}
+    tensor, others = values.get("tensor_parallel_size"), ("pipeline_parallel_size", "data_parallel_size")
+    if not isinstance(tensor, int):
+        return None
+    return math.prod(size for size in (tensor, *map(values.get, others)) if isinstance(size, int))
+
 
 START_SCRIPT = "start.sh"
 SUPERVISOR = "supervise.py"
@@ -162,60 +308,45 @@ def facts_of(source: str) -> LaunchFacts:
 
 def _problem(source: str, folder: Path) -> str | None:
     """Return the reason why the folder can't be launched; None where it can."""
+    name = safe_name(source)
     written = "launch runs what deepseek-triton build writes: deepseek-triton build VARIANT --gpu GPU --output DIR"
     if not source.strip():
         return "the repository's name is empty: is a variable not set?"
     # pathlib's is_dir raises an error for a name that is too long.
     if not os.path.isdir(folder):
-        return f"{safe_name(source)} is no folder; {written}"
+        return f"{name} is no folder; {written}"
     if not os.listdir(folder):
-        return f"{safe_name(source)} is empty; {written}"
-    if (folder.parent / START_SCRIPT).is_file() and not (folder / START_SCRIPT).is_file():
-        return f"{safe_name(source)} is one model of a repository: name {safe_name(str(folder.parent))}"
-    if not (folder / START_SCRIPT).is_file() and (folder / "generation" / START_SCRIPT).is_file():
-        return (
-            f"{safe_name(source)} is a pair, which launch slurm and launch kubernetes start: name one of its "
-            "repositories, context/ or generation/"
-        )
-    if started := _started_otherwise(source, folder):
-        return started
+        return f"{name} is empty; {written}"
     if not (folder / START_SCRIPT).is_file():
-        return f"{safe_name(source)} has no {START_SCRIPT}; {written}"
-    if not _version_dirs(folder):
-        return f"{safe_name(source)} has no model's folder beside its {START_SCRIPT}; {written}"
+        others = {
+            folder.parent / START_SCRIPT: f"is one model of a repository: name {safe_name(str(folder.parent))}",
+            folder / "generation" / START_SCRIPT: "is a pair, which launch slurm and launch kubernetes start: name one "
+            "of its repositories, context/ or generation/",
+            folder / _DYNAMO: f"is for Dynamo, which has no Triton server to launch: kubectl apply -f {name}/{_DYNAMO}",
+            folder / _ORCHESTRATOR: "is a pair of trtllm-serve servers, which launch does not start: run "
+            f"context/{_SERVE} and generation/{_SERVE} on their machines, and {_ORCHESTRATOR}, which joins them",
+            folder / _SERVE: "is a server without Triton, which launch does not start: run "
+            f"{name}/{_SERVE} in its container",
+        }
+        what = next((what for path, what in others.items() if path.is_file()), f"has no {START_SCRIPT}; {written}")
+        return f"{name} {what}"
+    versions = _version_dirs(folder)
+    if not versions:
+        return f"{name} has no model's folder beside its {START_SCRIPT}; {written}"
     # An older start.sh would ignore DRY_RUN and start the server.
-    has_supervisor = all((version_dir / SUPERVISOR).is_file() for version_dir in _version_dirs(folder))
-    if not has_supervisor or "DRY_RUN" not in _text_of_script(folder):
+    if not all((path / SUPERVISOR).is_file() for path in versions) or "DRY_RUN" not in _text_of_script(folder):
         return (
-            f"{safe_name(source)} was written before there was a launch: write it anew, with the options in the first "
-            f"line of its {START_SCRIPT}"
+            f"{name} was written before there was a launch: write it anew, with the options in the first line of its "
+            f"{START_SCRIPT}"
         )
-    if read_stamp(_version_dirs(folder)[0].parent, "")[0].text("engine") is None:
+    if read_stamp(versions[0].parent, "")[0].text("engine") is None:
         return (
-            f"{safe_name(source)} has no {MANIFEST} that can be read, which says what the folder was made for: "
-            "copy the whole folder, or write it anew"
+            f"{name} has no {MANIFEST} that can be read, which says what the folder was made for: copy the whole "
+            "folder, or write it anew"
         )
     if not os.access(folder / START_SCRIPT, os.X_OK):
-        return (
-            f"{safe_name(str(folder / START_SCRIPT))} can't be executed: chmod +x it, or copy the folder with its modes"
-        )
-    return None
-
-
-def _started_otherwise(source: str, folder: Path) -> str | None:
-    """Say how a folder of another format is started; None for one that is a repository or unknown."""
-    name = safe_name(source)
-    if (folder / START_SCRIPT).is_file():
-        return None
-    if (folder / _DYNAMO).is_file():
-        return f"{name} is for Dynamo, which has no Triton server to launch: kubectl apply -f {name}/{_DYNAMO}"
-    if (folder / _ORCHESTRATOR).is_file():
-        return (
-            f"{name} is a pair of trtllm-serve servers, which launch does not start: run context/{_SERVE} and "
-            f"generation/{_SERVE} on their machines, and {_ORCHESTRATOR}, which joins them"
-        )
-    if (folder / _SERVE).is_file():
-        return f"{name} is a server without Triton, which launch does not start: run {name}/{_SERVE} in its container"
+        script = safe_name(str(folder / START_SCRIPT))
+        return f"{script} can't be executed: chmod +x it, or copy the folder with its modes"
     return None
 
 

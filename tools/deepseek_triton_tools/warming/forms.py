@@ -18,7 +18,7 @@ from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
-from deepseek_triton_tools.repository.serving_facts import Serving
+from deepseek_triton_tools.repository.launch_facts import Serving
 
 PERIOD_S = 10
 """Seconds between two probes."""
