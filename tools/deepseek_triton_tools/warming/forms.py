@@ -68,15 +68,21 @@ def init_container(serving: Serving, rate: int | None) -> dict[str, str]:
     failures = math.ceil((load_s(serving.size, rate) + ENGINE_START_S) / PERIOD_S)
     mounts = {f"checkpoint-{n}": folder for n, folder in enumerate(serving.mounts, 1)}
     mounts |= {"hub": _MOUNTED_CACHE} if serving.names else {}
-    args = [text.replace("$", "$$") for text in serving.checkpoints]  # Kubernetes would replace $(NAME)
+    # Kubernetes would replace $(NAME).
+    args = [text.replace("$", "$$") for text in serving.checkpoints]
+    ranks = ""
+    if serving.num_gpus and serving.gpus_of_node:
+        left = (memory * _GIB - serving.size) / serving.gpus_of_node
+        nodes = -(-serving.num_gpus // serving.gpus_of_node)
+        ranks = f": {sized(left)} for each of {serving.gpus_of_node} ranks"
+        if nodes > 1:
+            ranks += (
+                f". This is the pod of one of {nodes} nodes of {serving.gpus_of_node} GPUs, and each needs the whole "
+                "checkpoint; only the first runs tritonserver: leave the startupProbe out of the others"
+            )
     return {
         "image": json.dumps(WARM_IMAGE),
         "base": for_comment(serving.image or PYTHON_IMAGE),
-        "base_why": (
-            "This base is the server's own image, by deepseek-triton.json: the node pulls most of it anyway."
-            if serving.image
-            else "Any base with Python 3.10 or newer will do; the server's own image saves a pull."
-        ),
         "args": json.dumps([*args, "--then", "true"]),
         "environment": f"    env:\n      - {{name: HF_HUB_CACHE, value: {_MOUNTED_CACHE}}}\n" if serving.names else "",
         "mounts": "".join(
@@ -85,51 +91,14 @@ def init_container(serving: Serving, rate: int | None) -> dict[str, str]:
         ),
         "volumes": "\n".join(_volume(name, path, serving.mounts.get(path)) for name, path in mounts.items()),
         "memory": f"{memory}Gi",
-        "memory_why": (
-            "Page cache is charged to the pod that reads it, and a container's limit holds for what it reads: "
-            f"{sized(serving.size)} of weights / {BUDGET_SHARE} (the share that warm fills at most) + 1 GiB for the "
-            "program. With less, the first shards are dropped while the last are read."
-        ),
-        "memory_main_why": _memory_main_why(serving, memory),
+        "budget_share": str(BUDGET_SHARE),
+        "ranks": ranks,
         "gpus": f", nvidia.com/gpu: {serving.gpus_of_node}" if serving.gpus_of_node else "",
+        "load_why": _load_why(serving, rate),
+        "start": about(ENGINE_START_S),
         "period_s": str(PERIOD_S),
         "failures": str(failures),
-        "probe_why": (
-            f"The worst case is a node that has lost the pages again: {_load_why(serving, rate)}; and "
-            f"{about(ENGINE_START_S)} for the engine's kernels and CUDA graphs, an assumption. {failures} x "
-            f"{PERIOD_S} s."
-        ),
     }
-
-
-def _memory_main_why(serving: Serving, memory: int) -> str:
-    text = (
-        f"The pod's limit is the larger of this one and the init container's, and the {sized(serving.size)} of weights "
-        f"stay charged to the pod. What is left of the {memory} GiB is for the engine's own processes"
-    )
-    if not serving.num_gpus or not serving.gpus_of_node:
-        return f"{text}. More GPUs, or the conversion of a checkpoint, may need more."
-    left = (memory * _GIB - serving.size) / serving.gpus_of_node
-    return (
-        f"{text}: {sized(left)} for each of {serving.gpus_of_node} ranks. {_nodes_why(serving)} A /dev/shm in memory "
-        "comes on top."
-    )
-
-
-def _nodes_why(serving: Serving) -> str:
-    whole = f"tensor_parallel_size x pipeline_parallel_size is {serving.num_gpus}"
-    if serving.gpus_per_node is None or not serving.num_gpus:
-        return (
-            f"{whole}. Where a node has fewer GPUs, each node still needs the whole checkpoint, and its own number of "
-            "GPUs here."
-        )
-    nodes = -(-serving.num_gpus // serving.gpus_per_node)
-    if nodes == 1:
-        return f"{whole}, on one node."
-    return (
-        f"{whole}: {nodes} nodes of {serving.gpus_per_node}. This is the pod of one of them, and each needs the whole "
-        "checkpoint. Only the first runs tritonserver: leave the startupProbe out of the others."
-    )
 
 
 def _volume(name: str, path: str, source: str | None) -> str:
@@ -149,16 +118,13 @@ def _volume(name: str, path: str, source: str | None) -> str:
 def systemd(serving: Serving, rate: int | None) -> dict[str, str]:
     mounts = [*serving.mounts.values(), *([serving.hub_cache] if serving.names else [])]
     environment = f"Environment={_unit_word(f'HF_HUB_CACHE={serving.hub_cache}')}\n" if serving.names else ""
-    tables = math.ceil(serving.size / 512)  # 8 bytes for each page of 4 KiB
     return {
         "mounts": " ".join(_unit_word(mount) for mount in mounts),
         "environment": environment,
         "program": _unit_word(_program()),
         "checkpoints_quoted": " ".join(_unit_word(text).replace("$", "$$") for text in serving.checkpoints),
-        "memlock_why": (
-            f"This allows locking {sized(serving.size)}, which needs {sized(tables)} of page tables too. Without it, "
-            "--hold watches the files instead, and brings in again what was evicted."
-        ),
+        # 8 bytes for each page of 4 KiB.
+        "tables": sized(math.ceil(serving.size / 512)),
     }
 
 
