@@ -109,7 +109,7 @@ def test_a_stream_that_dies_counts_as_an_error(tmp_path):
 
 
 def test_the_commands_of_the_documentation_run(simulated, tmp_path):
-    page = "docs/bench-tools.md"
+    page = "docs/bench.md"
     here = {"http://localhost:8000": simulated, "/models/DeepSeek-R1": str(TOKENIZER)}
 
     for number, command in enumerate(typed for typed in commands(page) if typed.program == "aiperf"):

@@ -226,5 +226,5 @@ def test_a_timeline_adds_up(records, bins):
 
 
 def test_the_page_defines_every_figure():
-    page = read("docs/bench-figures.md")
+    page = read("docs/bench.md")
     assert {each.name for each in dataclasses.fields(Figures) if f"`{each.name}" not in page} == set()

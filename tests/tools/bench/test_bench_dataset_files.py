@@ -219,7 +219,7 @@ def test_only_the_rows_of_a_run_go_to_the_load_processes(path):
 
 
 def test_the_lines_of_the_page_are_read():
-    page = (Path(__file__).resolve().parents[3] / "docs/bench-datasets.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs/bench.md").read_text("utf-8")
     lines = [line for line in re.findall(r"`(\{.*?\})`", page) if "conversations" not in line]
     assert len(lines) == 4
     for line in lines:

@@ -36,7 +36,7 @@ def cells(table):
 
 @pytest.mark.slow
 def test_each_preset(subtests):
-    page = read("docs/bench-presets.md").splitlines()
+    page = read("docs/bench.md").splitlines()
     for name, chosen in presets().items():
         with subtests.test(name):
             # Its server can be planned, and takes its requests.

@@ -81,7 +81,7 @@ def _add_compare_form(forms: Verbs) -> None:
     )
     option(verb, "a A", "bench.json, or the folder that --output named", path)
     option(verb, "b B", "the same of the other result", path)
-    add_json(verb, "docs/bench-figures.md")
+    add_json(verb, "docs/bench.md")
     text = "end with exit code 1 if a figure is worse by more than PERCENT, and not by noise"
     option(verb, "--fail-if-worse PERCENT", text, _percent)
 

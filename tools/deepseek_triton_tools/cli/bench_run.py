@@ -54,7 +54,7 @@ def add_run_form(forms: Verbs) -> None:
         "deepseek-triton bench http://localhost:8000 --concurrency 1,8,64 --isl 1024 --osl 128 --output bench",
         "deepseek-triton bench http://localhost:9000/v1 --rate 2,4,8 --num-prompts 200 --slo ttft=500,tpot=30",
         notes="URL is a Triton server (http:// or grpc://), or an OpenAI endpoint, whose path ends in /v1. Several\n"
-        "servers get requests in turn. docs/bench.md has more; docs/bench-figures.md defines every figure.\n"
+        "servers get requests in turn. docs/bench.md defines every figure.\n"
         "It returns 0; 1 if more requests failed than were answered, 2 for a wrong command line, 130 after Ctrl-C.",
     )
     add_bench_options(verb)
@@ -63,7 +63,7 @@ def add_run_form(forms: Verbs) -> None:
 def _preset_names() -> str:
     width = max(map(len, presets()))
     lines = [f"  {name:{width}}  {preset.title}" for name, preset in presets().items()]
-    return "\n".join(["presets (docs/bench-presets.md):", *lines, ""])
+    return "\n".join(["presets (docs/bench.md):", *lines, ""])
 
 
 def _run(args: argparse.Namespace) -> int:
