@@ -15,7 +15,7 @@ import pytest
 
 from deepseek_triton_tools.cli import parsing
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.host.readiness_notice import ReadyFile
+from deepseek_triton_tools.host.lifecycle import ReadyFile
 from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming import take_survey
 from support.cached_checkpoint import write_checkpoint
@@ -297,7 +297,7 @@ def test_a_signal_ends_it_with_what_was_done(call, folder, manager, signum, hold
 
 @pytest.mark.slow
 def test_a_process_that_does_not_stop_is_ended_by_a_second_signal():
-    script = "from deepseek_triton_tools.host.stop_signals import Stop\nwith Stop() as stop:\n print(flush=True)\n"
+    script = "from deepseek_triton_tools.host.lifecycle import Stop\nwith Stop() as stop:\n print(flush=True)\n"
     script += " while 1: stop.event.wait() and print(flush=True); stop.event.clear()"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         for _ in range(2):

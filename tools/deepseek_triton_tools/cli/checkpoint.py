@@ -166,7 +166,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     require_numbers("calibrate")
     from deepseek_triton_tools.checkpoints.calibration import lacking, plan_calibration, render_calibration
     from deepseek_triton_tools.doctor.machine import Machine
-    from deepseek_triton_tools.host.then_command import run_instead
+    from deepseek_triton_tools.host.lifecycle import run_instead
 
     calibration = plan_calibration(args.source, args.output)
     text = render_calibration(calibration)
@@ -202,7 +202,7 @@ def _cut(args: argparse.Namespace) -> int:
     require_numbers("cut")
     from deepseek_triton_tools.checkpoints.cut import CutOptions, plan_cut, write_cut
     from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
-    from deepseek_triton_tools.host.stop_signals import Stop
+    from deepseek_triton_tools.host.lifecycle import Stop
 
     options = CutOptions(num_layers=args.layers, num_experts=args.experts, keep_mtp=args.mtp)
     cut = plan_cut(open_checkpoint(args.source), read_config(args.source), options)

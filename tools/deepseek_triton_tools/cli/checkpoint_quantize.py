@@ -91,7 +91,7 @@ def _convert(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.checkpoints.conversion_plan import ConversionOptions, plan_conversion
     from deepseek_triton_tools.checkpoints.converting import ConversionRun, convert
     from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
-    from deepseek_triton_tools.host.stop_signals import Stop
+    from deepseek_triton_tools.host.lifecycle import Stop
     from deepseek_triton_tools.host.units import about, sized
     from deepseek_triton_tools.terminal.output_streams import complain
     from deepseek_triton_tools.terminal.status_line import StatusLine

@@ -6,9 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
-from deepseek_triton_tools.host.stop_signals import Stop
-from deepseek_triton_tools.host.then_command import CommandBeside, find_command, run_instead
+from deepseek_triton_tools.host.lifecycle import CommandBeside, ReadyFile, Stop, find_command, notify, run_instead
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import show

@@ -35,9 +35,8 @@ from deepseek_triton_client import (
     ServerError,
     Timeouts,
 )
+from deepseek_triton_tools.host.lifecycle import ReadyFile, Stop, notify
 from deepseek_triton_tools.host.processes import allow_open_files
-from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
-from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.host.units import about
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting, wait_for_server
 from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
