@@ -156,27 +156,20 @@ def _backend_directory(package: Path) -> Path:
     release = importlib.metadata.version("nvidia-pytriton")
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "deepseek-triton/backends")
     directory = root / f"{release}-py{_stub_path(package).parent.name}-{key}"
-    if not os.path.isdir(directory):
-        try:
-            _make_backend_directory(package, directory)
-        except OSError as error:
+    if os.path.isdir(directory):
+        return directory
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".making-") as name:
+            scratch = Path(name, "made")
+            (scratch / "python").mkdir(parents=True)
+            backend = [package / "tritonserver/backends/python" / file for file in _BACKEND_FILES]
+            for source in [*backend, _stub_path(package)]:
+                (scratch / "python" / source.name).symlink_to(source)
+            scratch.rename(directory)
+    except OSError as error:
+        if not directory.is_dir():  # else another process was first
             raise InstallationError(
                 f"{root} can't be written: {error.strerror}; the variable XDG_CACHE_HOME names another folder for it"
             ) from error
     return directory
-
-
-def _make_backend_directory(package: Path, directory: Path) -> None:
-    """Raises OSError when neither this process nor another one can make it."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=".making-"))
-    try:
-        (scratch / "python").mkdir()
-        backend = [package / "tritonserver/backends/python" / name for name in _BACKEND_FILES]
-        for source in [*backend, _stub_path(package)]:
-            (scratch / "python" / source.name).symlink_to(source)
-        scratch.rename(directory)
-    except OSError:
-        shutil.rmtree(scratch)
-        if not directory.is_dir():  # else another process was first
-            raise

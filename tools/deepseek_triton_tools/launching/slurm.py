@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from deepseek_triton_tools.launching.start_script import (
     LAUNCH_TAG,
     MASTER,
     dry_run,
+    exports,
     filled,
     needs_master,
     server_environment,
@@ -68,18 +69,14 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     elif options.gpus and options.gpus != "none":
         yield from containers.too_few_gpus(facts, int(options.gpus))
     if options.container:
-        yield from _container_refusals(facts, options)
+        if not containers.image_of(facts, options):
+            yield f"{containers.no_image(facts)}, or use --no-container"
+        paths = [str(facts.folder), *facts.mounts.values(), *facts.mounts]
+        for path in dict.fromkeys([*paths, *containers.created_folders(facts, options)]):
+            if not _MOUNTABLE.fullmatch(path):
+                yield f"{safe_name(path)}: pyxis mounts no path with a blank, a comma or a colon (NVIDIA/pyxis#133)"
     elif options.image or options.cache_dir:
         yield "--image and --cache-dir are for a container, and --no-container uses none: leave one of them out"
-
-
-def _container_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    if not containers.image_of(facts, options):
-        yield f"{containers.no_image(facts)}, or use --no-container"
-    paths = [str(facts.folder), *facts.mounts.values(), *facts.mounts]
-    for path in dict.fromkeys([*paths, *containers.created_folders(facts, options)]):
-        if not _MOUNTABLE.fullmatch(path):
-            yield f"{safe_name(path)}: pyxis mounts no path with a blank, a comma or a colon (NVIDIA/pyxis#133)"
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
@@ -107,7 +104,7 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
         "ranks": continued([["srun"], *srun_options(facts, options), [str(facts.start_script), *options.server_args]]),
         "step": continued([["srun"], *srun_options(facts, options)]),
         "start": start,
-        "stop": shlex.join(stop_command(facts, options)),
+        "stop": shlex.join([options.python, str(facts.supervisor), "stop"]),
     }
     return filled("slurm.sh", values)
 
@@ -128,10 +125,6 @@ def common_values(options: LaunchOptions) -> dict[str, Any]:
         "kill_s": str(options.stop_times.supervisor_kill_s),
         "port": str(options.http_port),
     }
-
-
-def exports(variables: Mapping[str, str]) -> list[str]:
-    return [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
 
 
 def directives(options: LaunchOptions, folder: Path, *, nodes: int, ranks: int, gpus: int) -> list[str]:
@@ -198,18 +191,9 @@ def _waits(facts: LaunchFacts, options: LaunchOptions) -> bool:
     return facts.world_size == 1 and options.container
 
 
-def stop_command(facts: LaunchFacts, options: LaunchOptions) -> list[str]:
-    """Return the command that stops a server on the node where it runs, up to the server's tag."""
-    return [options.python, str(facts.supervisor), "stop"]
-
-
-def supervisor(facts: LaunchFacts, options: LaunchOptions) -> list[list[str]]:
-    """Return the rows of the supervisor's command, up to the options of this launch."""
-    return [[options.python, str(facts.supervisor), "run"], *_supervisor_options(facts, options)]
-
-
-def _supervisor_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[str]]:
-    """Yield the supervisor's options. In other forms start.sh gives them."""
+def supervisor(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[str]]:
+    """Yield the rows of the supervisor's command. In other forms start.sh gives its options."""
+    yield [options.python, str(facts.supervisor), "run"]
     yield ["--repository", str(facts.folder)]
     yield ["--ranks", str(facts.world_size), "--ranks-per-node", str(facts.ranks_per_node)]
     yield ["--http-port", str(options.http_port), "--grpc-port", str(options.grpc_port)]
@@ -230,21 +214,17 @@ def srun_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[st
     yield [f"--nodes={facts.nodes}", f"--ntasks={facts.world_size}", "--cpu-bind=none"]
     if options.container:
         yield [f"--container-image={enroot_image(containers.image_of(facts, options))}", "--no-container-mount-home"]
-        yield [f"--container-mounts={','.join(_mounts(facts, options))}"]
+        mounts = [f"{facts.folder}:{facts.folder}:ro"]
+        mounts += [f"{source}:{place}:ro" for place, source in facts.mounts.items()]
+        if facts.serving and facts.serving.names:
+            mounts.append(f"{facts.serving.hub_cache}:{facts.serving.hub_cache}")
+        mounts.append(f"{containers.kernel_folder(facts, options)}:{containers.KERNELS_MOUNT}")
+        if options.ready_file:
+            parent = server_environment(options)["READY_FILE"].rpartition("/")[0]
+            mounts.append(f"{parent}:{parent}")
+        yield [f"--container-mounts={','.join(mounts)}"]
         if options.environment:  # without this pyxis prefers the image's value of a variable that the image sets too
             yield [f"--container-env={','.join(dict(options.environment))}"]
-
-
-def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    yield f"{facts.folder}:{facts.folder}:ro"
-    for place, source in facts.mounts.items():
-        yield f"{source}:{place}:ro"
-    if facts.serving and facts.serving.names:
-        yield f"{facts.serving.hub_cache}:{facts.serving.hub_cache}"
-    yield f"{containers.kernel_folder(facts, options)}:{containers.KERNELS_MOUNT}"
-    if options.ready_file:
-        parent = server_environment(options)["READY_FILE"].rpartition("/")[0]
-        yield f"{parent}:{parent}"
 
 
 def continued(rows: Iterable[list[str]]) -> str:
@@ -289,8 +269,14 @@ def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
         )
         for sides in components
     ]
+    folders = []
+    for sides in components if options.container else ():
+        names = dict.fromkeys(name for side in sides for name in containers.created_folders(side.facts, options))
+        where = _where(pair, sides[0], options)
+        folders.append(make_folders(sum(side.num_nodes for side in sides), names, where))
     # Of several components each has a list of its own; the nodes of the context servers come first.
     groups = [f"_HET_GROUP_{n}" for n in range(len(components))] if len(components) > 1 else [""]
+    stop = [options.python, str(pair.context.facts.supervisor), "stop"]
     values = common_values(options) | {
         "source": for_comment(pair.source),
         "what": for_comment(pair.what),
@@ -300,7 +286,7 @@ def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
         "exports": exports(variables),
         "num_nodes": str(pair.num_nodes),
         "node_lists": " ".join(f'"$SLURM_JOB_NODELIST{group}"' for group in groups),
-        "folders": list(_pair_folders(pair, options)),
+        "folders": folders,
         "context": _function_body(pair, pair.context, options),
         "generation": _function_body(pair, pair.generation, options),
         "counts": [side.count for side in pair.sides],
@@ -308,9 +294,7 @@ def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
             f"{side.role} {side.facts.nodes} {option} {shlex.quote(' '.join(_where(pair, side, options)))}"
             for side, option in ((pair.context, "--context-server"), (pair.generation, "--server"))
         ],
-        "stop": _with_variables(
-            shlex.join([*_one_task(_NTH_NODE, [_NTH_WHERE]), *stop_command(pair.context.facts, options)])
-        ),
+        "stop": _with_variables(shlex.join([*_one_task(_NTH_NODE, [_NTH_WHERE]), *stop])),
         "model": shlex.quote(pair.context.facts.model),
     }
     return filled("slurm-pair.sh", values)
@@ -329,14 +313,6 @@ def _where(pair: LaunchedPair, side: PairSide, options: LaunchOptions) -> list[s
         return []
     gpus = gpus_option(options, side.facts.gpus_per_node)
     return [f"--het-group={components.index((side,))}", *([gpus] if gpus else [])]
-
-
-def _pair_folders(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
-    """Yield the commands that make the folders that containers mount."""
-    for sides in _components(pair) if options.container else ():
-        folders = [folder for side in sides for folder in containers.created_folders(side.facts, options)]
-        where = _where(pair, sides[0], options)
-        yield make_folders(sum(side.num_nodes for side in sides), dict.fromkeys(folders), where)
 
 
 def _function_body(pair: LaunchedPair, side: PairSide, options: LaunchOptions) -> str:

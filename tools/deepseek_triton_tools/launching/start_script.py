@@ -85,6 +85,10 @@ def missing_programs(facts: LaunchFacts) -> list[str]:
     return [name for name in (record["ranks"][0], *record["entry_point"]) if shutil.which(name) is None]
 
 
+def exports(variables: Mapping[str, str]) -> list[str]:
+    return [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
 def run_script(facts: LaunchFacts, options: LaunchOptions, form: str, environment: Mapping[str, str]) -> str:
     """Return a script that runs start.sh with `environment`; a comment in it shows the command that start.sh runs.
 
@@ -95,7 +99,7 @@ def run_script(facts: LaunchFacts, options: LaunchOptions, form: str, environmen
         "version": __version__,
         "form": form,
         "source": for_comment(facts.source),
-        "exports": [f"{name}={shlex.quote(value)}" for name, value in environment.items()],
+        "exports": exports(environment),
         "tag": LAUNCH_TAG,
         "command": command.splitlines(),
         "start": shlex.join([str(facts.start_script), *options.server_args]),

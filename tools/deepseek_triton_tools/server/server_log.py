@@ -42,16 +42,12 @@ def parse_log_line(text: str) -> LogLine:
         return LogLine("", "", text.rstrip())
     message = match["message"].rstrip()
     if len(message) > 1 and message[0] == message[-1] == '"':
-        message = _unquoted(message)
+        try:
+            # strict=False, because the server leaves some control characters unescaped.
+            message = str(json.loads(message, strict=False))
+        except ValueError:
+            message = message[1:-1]
     return LogLine(match["level"] or match["iso_level"], match["source"], message)
-
-
-def _unquoted(message: str) -> str:
-    try:
-        # strict=False, because the server leaves some control characters unescaped.
-        return str(json.loads(message, strict=False))
-    except ValueError:
-        return message[1:-1]
 
 
 HOPELESS = "Failed to preinitialize Python stub: "
@@ -96,8 +92,7 @@ _DEAD_ENGINE = re.compile(r"deepseek_backend CRITICAL: the engine is dead: (?P<r
 
 def dead_engine(lines: Iterable[str]) -> str:
     """Say why the backend ended the server itself (on_fatal: exit); empty where it didn't."""
-    found = (_DEAD_ENGINE.search(line) for line in lines)
-    return next((match["reason"] for match in found if match), "")
+    return next((match["reason"] for line in lines if (match := _DEAD_ENGINE.search(line))), "")
 
 
 def _model_causes(lines: list[LogLine]) -> dict[str, str]:

@@ -9,7 +9,6 @@ import re
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,8 @@ async def missing_model(client: AsyncClient) -> str:
     own = [row for row in rows if row.get("name") == client.model_name]
     if own and not any(row.get("state") == "READY" for row in own):
         return ""
-    there = "" if not rows else f"; it has {_names(rows)}"
+    names = {f"{row.get('name')}{' version ' + str(row['version']) if row.get('version') else ''}" for row in rows}
+    there = f"; it has {', '.join(sorted(names))}" if names else ""
     return f"{client.url} has no such model: {message}{there}: give --model and --model-version as the server has them"
 
 
@@ -62,13 +62,6 @@ def _index(url: str) -> list[dict[str, Any]]:
     except (OSError, ValueError):  # the server wants a token or a certificate, or doesn't show its index
         return []
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _names(rows: Sequence[dict[str, Any]]) -> str:
-    named = (
-        f"{row.get('name')} version {row['version']}" if row.get("version") else f"{row.get('name')}" for row in rows
-    )
-    return ", ".join(sorted(set(named)))
 
 
 _TAIL_BYTES = 64 * 2**10
@@ -149,8 +142,8 @@ class LogFollower:
 
     def failure(self, model_name: str) -> str:
         """Say why the server can't become ready, in its own words; empty where the log doesn't say."""
-        failed = f"failed to load '{model_name}'", f"failed to load model '{model_name}'", HOPELESS
-        if any(each in line for line in self.lines for each in failed):
+        signs = f"failed to load '{model_name}'", f"failed to load model '{model_name}'", HOPELESS
+        if any(sign in line for line in self.lines for sign in signs):
             return failure_cause(self.lines)
         return dead_engine(self.lines)
 
@@ -187,36 +180,36 @@ class Waiting:
             cause = "" if readiness.state == "ready" else self.log.failure(self.model_name)
             if cause:
                 raise ServerFailedError(f"{readiness.url} can't become ready: {cause}")
-        now = time.monotonic()
-        phase = self._phase_of(readiness)
+        now, log = time.monotonic(), self.log
+        # Triton opens its ports only when the models are loaded. Until then only the log tells what happens.
+        phase = log.phase if log is not None and log.phase and readiness.state != "ready" else readiness.state
         past = self._phase or phase
         if past != "ready":
             self.seconds[past] = self.seconds.get(past, 0.0) + now - self._since
         if phase != "ready":
-            text = self._text(readiness, phase)
+            text = f"waiting for {readiness.url}, {clock(readiness.waited_s)}: {phase}"
+            if log is not None:
+                text += "" if log.is_there else f" (there is no log {log.path})"
+                text += f"  {log.last_message}" if log.last_message else ""
             if phase != self._phase:
                 self.line.say(text)
             else:
                 self.line.show(lambda: text)
         self._phase, self._since = phase, now
 
-    def _phase_of(self, readiness: Readiness) -> str:
-        # Triton opens its ports only when the models are loaded. Until then only the log tells what happens.
-        if readiness.state == "ready" or self.log is None or not self.log.phase:
-            return readiness.state
-        return self.log.phase
-
-    def _text(self, readiness: Readiness, phase: str) -> str:
-        words = f"  {self.log.last_message}" if self.log is not None and self.log.last_message else ""
-        missing = f" (there is no log {self.log.path})" if self.log is not None and not self.log.is_there else ""
-        return f"waiting for {readiness.url}, {clock(readiness.waited_s)}: {phase}{missing}{words}"
-
 
 async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float | None) -> None:
     """Return when the server is ready. Raises ServerFailedError when it isn't within `wait_s`, when its log says that
     it won't be, or when it has no such model; ProtocolError when it is no Triton."""
+
+    async def refuse_missing() -> None:
+        while True:
+            if waiting.is_loading and (why := await missing_model(client)):
+                raise ServerFailedError(why)
+            await asyncio.sleep(_MISSING_PERIOD_S)
+
     ready = asyncio.ensure_future(client.wait_until_ready(wait_s, waiting.see))
-    missing = asyncio.ensure_future(_refuse_missing(client, waiting))
+    missing = asyncio.ensure_future(refuse_missing())
     try:
         await asyncio.wait({ready, missing}, return_when=asyncio.FIRST_COMPLETED)
         await (ready if ready.done() else missing)
@@ -227,11 +220,3 @@ async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float |
         for task in (ready, missing):
             task.cancel()
         await asyncio.gather(ready, missing, return_exceptions=True)
-
-
-async def _refuse_missing(client: AsyncClient, waiting: Waiting) -> None:
-    """Look for the model for ever. Raises ServerFailedError when the server will never have it."""
-    while True:
-        if waiting.is_loading and (why := await missing_model(client)):
-            raise ServerFailedError(why)
-        await asyncio.sleep(_MISSING_PERIOD_S)
