@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -133,7 +133,7 @@ def parse_config(document: Mapping[str, Any], *, version_dir: Path) -> BackendCo
     ours = document.get("triton_config") or {}
     if not isinstance(ours, dict):
         raise ConfigError([f"triton_config: expected a mapping, got {type(ours).__name__}"])
-    problems = [problem for key, value in ours.items() for problem in _problems(key, value)]
+    problems = _problems("triton_config", ours, _CHECKS)
     if not document.get("model"):
         problems.append("model: expected a checkpoint's folder or name, got nothing")
     if problems:
@@ -160,7 +160,9 @@ def _or_null(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or holds(value)
 
 
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_Checks: TypeAlias = Mapping[str, tuple[Callable[[Any], bool], str]]
+
+_CHECKS: _Checks = {
     "engine": (lambda value: value in ENGINE_NAMES, f"one of {', '.join(ENGINE_NAMES)}"),
     "decoupled": (lambda value: isinstance(value, bool), "true or false"),
     "max_batch_size": (_whole(0, 0), "0: the engine batches, Triton does not"),
@@ -200,18 +202,15 @@ WARMUP_MAX_TOKENS = 2**22
 
 
 def _are_shapes(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_shape, value))
-
-
-def _is_shape(value: Any) -> bool:
-    if not isinstance(value, list) or len(value) != 2:
+    if not isinstance(value, list) or not all(isinstance(shape, list) and len(shape) == 2 for shape in value):
         return False
-    batch, length = value
-    takes = _whole(1, WARMUP_MAX_REQUESTS)(batch) and _whole(1, WARMUP_MAX_TOKENS)(length)
-    return bool(takes and batch * length <= WARMUP_MAX_TOKENS)
+    is_batch, is_length = _whole(1, WARMUP_MAX_REQUESTS), _whole(1, WARMUP_MAX_TOKENS)
+    return bool(value) and all(
+        is_batch(batch) and is_length(length) and batch * length <= WARMUP_MAX_TOKENS for batch, length in value
+    )
 
 
-_WARMUP_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_WARMUP_CHECKS: _Checks = {
     "shapes": (
         _are_shapes,
         "a list of pairs [requests, prompt tokens] of whole numbers from 1, at most "
@@ -224,27 +223,22 @@ _WARMUP_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 """The same for the keys under warmup."""
 
 
-def _problems(key: str, value: Any) -> list[str]:
-    if key not in _CHECKS:
-        return [f"triton_config.{key}: unknown key{nearest(key, _CHECKS)}; known: {', '.join(sorted(_CHECKS))}"]
-    holds, expected = _CHECKS[key]
-    if not holds(value):
-        return [f"triton_config.{key}: expected {expected}, got {quoted(value)}"]
-    if key == "default_sampling":
-        return _sampling_problems(value)
-    return _warmup_problems(value) if key == "warmup" and value is not None else []
-
-
-def _warmup_problems(given: Mapping[str, Any]) -> list[str]:
-    problems = [] if "shapes" in given else ["triton_config.warmup.shapes: expected a list of pairs, got nothing"]
-    for name, value in given.items():
-        if name not in _WARMUP_CHECKS:
-            known = ", ".join(_WARMUP_CHECKS)
-            problems.append(f"triton_config.warmup.{name}: unknown key{nearest(name, _WARMUP_CHECKS)}; known: {known}")
-            continue
-        holds, expected = _WARMUP_CHECKS[name]
-        if not holds(value):
-            problems.append(f"triton_config.warmup.{name}: expected {expected}, got {quoted(value)}")
+def _problems(
+    where: str, values: Mapping[str, Any], checks: Mapping[str, tuple[Callable[[Any], bool], str]]
+) -> list[str]:
+    """Return what is wrong with the keys at `where` and their values."""
+    problems = []
+    for key, value in values.items():
+        if key not in checks:
+            problems.append(f"{where}.{key}: unknown key{nearest(key, checks)}; known: {', '.join(sorted(checks))}")
+        elif not checks[key][0](value):
+            problems.append(f"{where}.{key}: expected {checks[key][1]}, got {quoted(value)}")
+        elif key == "default_sampling":
+            problems += _sampling_problems(value)
+        elif key == "warmup" and value is not None:
+            if "shapes" not in value:
+                problems.append(f"{where}.warmup.shapes: expected a list of pairs, got nothing")
+            problems += _problems(f"{where}.warmup", value, _WARMUP_CHECKS)
     return problems
 
 

@@ -172,8 +172,12 @@ class _Warmup:
                 return
             rounds.append(seconds)
         self.num_warm += 1
-        self.spared_s += _spared(rounds)
-        logger.info("warm-up %d of %d: %s: %s", number, len(self._config.shapes), _shape_text(shape), _summary(rounds))
+        spared_s = max(0.0, rounds[0] - rounds[-1])
+        self.spared_s += spared_s
+        steady = "steady" if _is_steady(rounds) else "not steady,"
+        after = f"{steady} {rounds[-1]:.3f} s after {len(rounds)} rounds"
+        text = f"first {rounds[0]:.3f} s, {after}; the first user is spared {spared_s:.3f} s"
+        logger.info("warm-up %d of %d: %s: %s", number, len(self._config.shapes), _shape_text(shape), text)
 
     def _prove_alive(self) -> None:
         """Have one short request answered, whatever time is left of max_s.
@@ -206,7 +210,21 @@ class _Warmup:
         :raises _Ended: when time is up, or the server exits.
         :raises EngineError: when the engine is dead.
         """
-        requests = self._requests(shape, until_s)
+        # All are made before any is submitted: making them in between would spread them over several batches. Each has
+        # tokens of its own, so that no KV blocks of another are found again.
+        requests = []
+        for number in range(shape[0]):
+            if number % CHECK_EVERY == 0:
+                self._check(until_s)
+            requests.append(
+                GenerateRequest(
+                    request_id=f"warmup-{next(self._numbers)}",
+                    prompt="",
+                    prompt_token_ids=tuple(self._random.choices(self._ids, k=shape[1])),
+                    sampling=SamplingParams.of(self._sampling),
+                    max_tokens=self._config.max_tokens,
+                )
+            )
         ends = _Ends()
         began = time.monotonic()
         try:
@@ -228,25 +246,6 @@ class _Warmup:
         seconds = time.monotonic() - began
         self._check_engine()
         return seconds, next(iter(ends.errors), None)
-
-    def _requests(self, shape: Shape, until_s: float) -> list[GenerateRequest]:
-        """Make all requests before any is submitted: making them in between would spread them over several batches."""
-        requests = []
-        for number in range(shape[0]):
-            if number % CHECK_EVERY == 0:
-                self._check(until_s)
-            requests.append(self._request(shape[1]))
-        return requests
-
-    def _request(self, length: int) -> GenerateRequest:
-        """Make a request with tokens of its own, so that no KV blocks of another are found again."""
-        return GenerateRequest(
-            request_id=f"warmup-{next(self._numbers)}",
-            prompt="",
-            prompt_token_ids=tuple(self._random.choices(self._ids, k=length)),
-            sampling=SamplingParams.of(self._sampling),
-            max_tokens=self._config.max_tokens,
-        )
 
     def _check(self, until_s: float) -> None:
         """:raises _Ended: when time is up, or the server exits.
@@ -275,16 +274,6 @@ def _is_steady(rounds: Sequence[float]) -> bool:
         return False
     before, last = rounds[-2:]
     return abs(last - before) < max(STEADY * max(before, last), STEADY_S)
-
-
-def _spared(rounds: Sequence[float]) -> float:
-    return max(0.0, rounds[0] - rounds[-1])
-
-
-def _summary(rounds: Sequence[float]) -> str:
-    steady = "steady" if _is_steady(rounds) else "not steady,"
-    after = f"{steady} {rounds[-1]:.3f} s after {len(rounds)} rounds"
-    return f"first {rounds[0]:.3f} s, {after}; the first user is spared {_spared(rounds):.3f} s"
 
 
 def _shape_text(shape: Shape) -> str:

@@ -307,7 +307,13 @@ class Attempt:
             outcome = self._check_stop() if stop.stopping else self._check()
             if outcome is not None:
                 self._is_over = True
-                self._end_by_force()
+                if self._options.ranks > 1:  # those of other nodes end through their launcher
+                    self._child.send(END_NOW)
+                    end = time.monotonic() + _RANKS_END_S
+                    while self._child.exit_code is None and time.monotonic() < end:
+                        supervision.take_signals(_TICK_S)
+                with contextlib.suppress(StillRunningError):  # _clear_away tries again, and reports it
+                    kill_all(supervision.tag, spare=supervision.spare)
                 return outcome
 
     def _check_stop(self) -> Outcome | None:
@@ -345,24 +351,20 @@ class Attempt:
             return self._fatal(gone, KILLED_CODE)
         self._take_health()
         if self._ready_at is None:
-            return self._check_loading(now)
+            elapsed_s, within_s = now - self._began, self._options.ready_within_s
+            if within_s and elapsed_s > within_s:
+                why = f"{self._world.laggards()}; {self._health.answer.problem}"
+                return self._outcome(End.DEADLINE, DEADLINE_CODE, f"not ready within {within_s:g} s: {why}")
+            if now >= self._progress_at:
+                self._progress_at = now + _PROGRESS_EVERY_S
+                limit = f" of {_clock(within_s)}" if within_s else ""
+                self._supervision.say(f"loading for {_clock(elapsed_s)}{limit}: {self._world.progress()}")
+            return None
         if self._stubs is not None and self._gone_stub is None and (stub := self._stubs.gone()):
             self._gone_stub = now, stub
         if self._gone_stub is not None and now - self._gone_stub[0] > _STUB_GRACE_S:
             stub = self._gone_stub[1]
             return self._fatal(f"the model's process died ({stub.pid}, {stub.name})", KILLED_CODE)
-        return None
-
-    def _check_loading(self, now: float) -> Outcome | None:
-        elapsed_s = now - self._began
-        within_s = self._options.ready_within_s
-        if within_s and elapsed_s > within_s:
-            why = f"{self._world.laggards()}; {self._health.answer.problem}"
-            return self._outcome(End.DEADLINE, DEADLINE_CODE, f"not ready within {within_s:g} s: {why}")
-        if now >= self._progress_at:
-            self._progress_at = now + _PROGRESS_EVERY_S
-            limit = f" of {_clock(within_s)}" if within_s else ""
-            self._supervision.say(f"loading for {_clock(elapsed_s)}{limit}: {self._world.progress()}")
         return None
 
     def _take_health(self) -> None:
@@ -404,17 +406,6 @@ class Attempt:
     def _outcome(self, end: End, code: int, reason: str) -> Outcome:
         ready_s = None if self._ready_at is None else time.monotonic() - self._ready_at
         return Outcome(end=end, exit_code=code, reason=reason, ready_s=ready_s)
-
-    def _end_by_force(self) -> None:
-        """End the ranks of other nodes through their launcher, then everything on this machine."""
-        supervision = self._supervision
-        if self._options.ranks > 1:
-            self._child.send(END_NOW)
-            end = time.monotonic() + _RANKS_END_S
-            while self._child.exit_code is None and time.monotonic() < end:
-                supervision.take_signals(_TICK_S)
-        with contextlib.suppress(StillRunningError):  # _clear_away tries again, and reports it
-            kill_all(supervision.tag, spare=supervision.spare)
 
     def _clear_away(self) -> None:
         """Leave nothing of this attempt behind: no process and no shared memory."""

@@ -18,9 +18,13 @@ from deepseek_launcher.options import POLICIES, LauncherError, RunOptions, Usage
 def main(argv: Sequence[str]) -> int:
     """Run a command line; return its exit code. An error is reported in one line on stderr."""
     try:
-        _open_standard_streams()
-        arguments = _parser().parse_args(argv)
-        code: int = arguments.verb(arguments)
+        # A standard stream that is closed is opened: else the guard's pipe might get the number of stderr.
+        for descriptor in (0, 1, 2):
+            try:
+                os.fstat(descriptor)
+            except OSError:
+                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        return _run_verb(_parser().parse_args(argv))
     except LauncherError as error:
         _tell(f"deepseek-triton: {error}", to=2)
         return error.exit_code
@@ -28,7 +32,6 @@ def main(argv: Sequence[str]) -> int:
         hint = ": see `ulimit -a`" if error.errno in _AT_A_LIMIT else ""
         _tell(f"deepseek-triton: {error}{hint}", to=2)
         return LauncherError.exit_code
-    return code
 
 
 _AT_A_LIMIT = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
@@ -71,16 +74,18 @@ launch's tag (the variable DEEPSEEK_TRITON_LAUNCH) get a signal. This works also
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="supervise.py", description=_ABOUT, formatter_class=raw)
-    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB", dest="verb")
     run = verbs.add_parser("run", help="start, watch, restart", description=_RUN, epilog=_EXAMPLES, formatter_class=raw)
     _add_run(run)
     guard = verbs.add_parser("rank", help="guard one rank", description=_RANK, formatter_class=raw)
     guard.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
-    guard.set_defaults(verb=_rank)
-    _add_stop(verbs.add_parser("stop", help="stop what was started", description=_STOP, formatter_class=raw))
+    add = verbs.add_parser("stop", help="stop what was started", description=_STOP, formatter_class=raw).add_argument
+    add("ids", nargs="*", metavar="ID", help="launch id, as `supervise.py list` shows it")
+    add("--repository", type=Path, action="append", default=[], metavar="DIR", help="stop what serves DIR; repeatable")
+    add("--all", action="store_true", help="stop everything that you have started on this machine")
+    add("--now", action="store_true", help="don't wait for open requests")
     shown = verbs.add_parser("list", help="list what was started", description="List what this user has started here.")
     shown.add_argument("--json", action="store_true", help="print a JSON list instead")
-    shown.set_defaults(verb=_show)
     return parser
 
 
@@ -113,59 +118,32 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     text = "the process that started this one: when it has ended, everything ends at once"
     add("--with-parent", type=_positive, metavar="PID", help=text)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
-    parser.set_defaults(verb=_run)
 
 
-def _add_stop(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("ids", nargs="*", metavar="ID", help="launch id, as `supervise.py list` shows it")
-    add("--repository", type=Path, action="append", default=[], metavar="DIR", help="stop what serves DIR; repeatable")
-    add("--all", action="store_true", help="stop everything that you have started on this machine")
-    add("--now", action="store_true", help="don't wait for open requests")
-    parser.set_defaults(verb=_stop)
-
-
-# Each verb imports only what it needs: sixteen ranks of a node start at once, and their processes stay.
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from deepseek_launcher.supervisor import run
-
-    return run(_run_options(arguments))
-
-
-def _rank(arguments: argparse.Namespace) -> int:
-    from deepseek_launcher.rank import rank
-
-    return rank(_command(arguments))
-
-
-def _stop(arguments: argparse.Namespace) -> int:
-    from deepseek_launcher.launches import stop
-
-    return stop(arguments.ids, arguments.repository, everything=arguments.all, now=arguments.now, say=_tell)
-
-
-def _show(arguments: argparse.Namespace) -> int:
-    from deepseek_launcher.launches import show
-
-    return show(as_json=arguments.json, say=_say)
-
-
-def _run_options(arguments: argparse.Namespace) -> RunOptions:
-    command = _command(arguments)
-    if is_turned_off(command, "--allow-http"):
-        raise UsageError("--allow-http is off: readiness is asked over HTTP; leave it on, at --http-address=127.0.0.1")
+def _run_verb(arguments: argparse.Namespace) -> int:
+    """Run the verb. Each imports only its own: sixteen ranks of a node start at once, and their processes stay."""
     given = vars(arguments)
-    return RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)} | {"command": command})
+    if arguments.verb in ("run", "rank"):
+        words: list[str] = arguments.command
+        command = tuple(words[1:] if words[:1] == ["--"] else words)
+        if not command:
+            raise UsageError("no command: expected `-- COMMAND...` at the end")
+        if arguments.verb == "rank":
+            from deepseek_launcher.rank import rank
 
+            return rank(command)
+        from deepseek_launcher.supervisor import run
 
-def _command(arguments: argparse.Namespace) -> tuple[str, ...]:
-    words: list[str] = arguments.command
-    command = tuple(words[1:] if words[:1] == ["--"] else words)
-    if not command:
-        raise UsageError("no command: expected `-- COMMAND...` at the end")
-    return command
+        if is_turned_off(command, "--allow-http"):
+            raise UsageError(
+                "--allow-http is off: readiness is asked over HTTP; leave it on, at --http-address=127.0.0.1"
+            )
+        return run(RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)} | {"command": command}))
+    from deepseek_launcher.launches import show, stop
+
+    if arguments.verb == "list":
+        return show(as_json=arguments.json, say=_say)
+    return stop(arguments.ids, arguments.repository, everything=arguments.all, now=arguments.now, say=_tell)
 
 
 def _count(text: str) -> int:
@@ -198,15 +176,6 @@ def _seconds(text: str) -> float:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.replace(" ", ",").split(",")))
-
-
-def _open_standard_streams() -> None:
-    """Open the closed ones among stdin, stdout and stderr. Else the guard's pipe might get the number of stderr."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _tell(text: str, *, to: int = 1) -> None:

@@ -129,13 +129,18 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Return for each row of `logits` [n, vocab_size] its token of `token_ids`, then its `num_likeliest` tokens."""
     logprobs = log_softmax(logits)
-    own = logprobs[np.arange(len(logprobs)), token_ids]
-    ranks = 1 + np.count_nonzero(logprobs > own[:, None], axis=-1)
+    own_values = logprobs[np.arange(len(logprobs)), token_ids]
+    ranks = 1 + np.count_nonzero(logprobs > own_values[:, None], axis=-1)
     likeliest = _likeliest(logprobs, max(num_likeliest))
     values = np.take_along_axis(logprobs, likeliest, -1)
-    own_entries = zip(token_ids, own.tolist(), ranks.tolist(), strict=True)
-    rows = zip(own_entries, likeliest.tolist(), values.tolist(), num_likeliest, strict=True)
-    return [_entries(entry, ids[:number], values, tokenizer) for entry, ids, values, number in rows]
+    own_entries = zip(token_ids, own_values.tolist(), ranks.tolist(), strict=True)
+    result: list[TokenLogprobs] = []
+    for own, ids, row, number in zip(own_entries, likeliest.tolist(), values.tolist(), num_likeliest, strict=True):
+        # `row` is in descending order: the first position of a value is the token's rank.
+        ranked = [(i, value, row.index(value) + 1) for i, value in zip(ids[:number], row, strict=False)]
+        entries = [own, *(entry for entry in ranked if entry[0] != own[0])]
+        result.append([Logprob(*entry, tokenizer.decode([entry[0]], skip_special_tokens=False)) for entry in entries])
+    return result
 
 
 def prompt_logprobs(
@@ -176,12 +181,3 @@ def _likeliest(logprobs: Array, number: int) -> npt.NDArray[np.intp]:
     some.sort(axis=-1)
     order = np.argsort(-np.take_along_axis(logprobs, some, -1), axis=-1, kind="stable")
     return np.take_along_axis(some, order, -1)
-
-
-def _entries(
-    own: tuple[int, float, int], likeliest_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Tokenizer
-) -> TokenLogprobs:
-    """Return one position's. `logprobs` are in descending order: the first position of a value is the token's rank."""
-    ranked = [(i, value, logprobs.index(value) + 1) for i, value in zip(likeliest_ids, logprobs, strict=False)]
-    entries = [own, *(entry for entry in ranked if entry[0] != own[0])]
-    return [Logprob(i, value, rank, tokenizer.decode([i], skip_special_tokens=False)) for i, value, rank in entries]

@@ -255,7 +255,15 @@ class Scheduler:
         """Admit waiting rows, and run one iteration if there is work."""
         for rank in self.ranks:
             rank.begin()
-        admitted = self._admit()
+        admitted = []
+        while self.waiting:
+            row = self.waiting[0]
+            fitting = [rank for rank in self.ranks if rank.fits(row)]
+            if not fitting:
+                break
+            self.waiting.popleft()
+            min(fitting, key=lambda rank: rank.num_running).admit(row)
+            admitted.append(row)
         loads = [rank.load for rank in self.ranks]
         if not any(load.num_decodes or load.prefill_tokens for load in loads):
             return Iteration([], [], admitted)
@@ -275,15 +283,3 @@ class Scheduler:
         """
         rate = self.limits.tokens_per_step
         return math.floor(end * rate) - math.floor(first * rate)
-
-    def _admit(self) -> list[ScheduledRow]:
-        admitted = []
-        while self.waiting:
-            row = self.waiting[0]
-            fitting = [rank for rank in self.ranks if rank.fits(row)]
-            if not fitting:
-                break
-            self.waiting.popleft()
-            min(fitting, key=lambda rank: rank.num_running).admit(row)
-            admitted.append(row)
-        return admitted

@@ -96,7 +96,7 @@ class _Open(OpenEntry):
     has_output: bool = False
     """Whether `output` has grown since the last step; the request is in `_with_output` then."""
     deadline: asyncio.TimerHandle | None = None
-    """Timer of `_give_up`; set when the request is aborted."""
+    """Timer of the end that `_abort` waits for; set when the request is aborted."""
     num_faults: int = 0
     """Value of Faults.count when the request was last known to be well."""
     num_input_tokens: int = 0
@@ -242,7 +242,12 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         """End a request that has failed. This raises nothing: other requests wait for their steps of the same turn."""
         reason = ""
         try:
-            self._finish(entry, self._last_step_for(entry, error))
+            wants_logprobs = entry.request.sampling.logprobs is not None
+            if entry.deadline is not None and wants_logprobs and isinstance(error, AssertionError):
+                # From 1.2 on TensorRT-LLM has assertions about logprobs that fail when an abort has cut them short.
+                self._finish(entry, Step(finish_reason="cancelled"))
+            else:
+                self._finish(entry, Step(error=self._as_backend_error(entry, error)))
             reason = self._reason_beyond_use(entry, error)
         except Exception:  # for example of a TensorRT-LLM that is half shut down
             logger.exception("the failure of the request %s can't be judged", entry.request.request_id)
@@ -274,22 +279,18 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         if is_shared(request):
             self._submit_part(entry, params, token_ids)
         else:
-            self._submit_whole(entry, params, token_ids)
+            streaming = request.wants_steps or not self._reports_iterations or bool(guide(request.sampling))
+            if not streaming:
+                params["return_perf_metrics"] = True  # for the time to the first token
+            with self._refusals():
+                entry.output = self._llm.generate_async(
+                    inputs=token_ids, sampling_params=self._llmapi.SamplingParams(**params), streaming=streaming
+                )
+            entry.increments = OutputIncrements(request, entry.output, self._tokenizer, is_whole=not streaming)
         if entry.output is not None:
             async for _ in entry.output:  # always the same object; no turn of the loop while responses are waiting
                 if not entry.has_output:
                     self._note_output(entry)
-
-    def _submit_whole(self, entry: _Open, params: dict[str, Any], token_ids: list[int]) -> None:
-        request = entry.request
-        streaming = request.wants_steps or not self._reports_iterations or bool(guide(request.sampling))
-        if not streaming:
-            params["return_perf_metrics"] = True  # for the time to the first token
-        with self._refusals():
-            entry.output = self._llm.generate_async(
-                inputs=token_ids, sampling_params=self._llmapi.SamplingParams(**params), streaming=streaming
-            )
-        entry.increments = OutputIncrements(request, entry.output, self._tokenizer, is_whole=not streaming)
 
     def _submit_part(self, entry: _Open, params: dict[str, Any], token_ids: list[int]) -> None:
         """Submit this server's part of a shared request, unless the context server has done all of it.
@@ -390,8 +391,14 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
             if entry.deadline is not None:
                 entry.deadline.cancel()
             self._deliver(entry, step)
-            if entry.is_fetching:
-                asyncio.get_running_loop().call_later(FETCH_TIMEOUT_S, self._leave_fetch, entry)
+            if entry.is_fetching:  # its task goes on until the KV cache has come, or has been waited for long enough
+
+                def leave() -> None:
+                    self._abort_output(entry)
+                    if entry.task is not None:
+                        entry.task.cancel()
+
+                asyncio.get_running_loop().call_later(FETCH_TIMEOUT_S, leave)
 
     def _is_open(self, entry: _Open) -> bool:
         """Whether the request has not had its last step."""
@@ -427,8 +434,15 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         if entry.is_fetching:  # TensorRT-LLM would drop the transfer, and the context server keep the KV cache for ever
             self._finish(entry, Step(finish_reason="cancelled"))
             return
+
+        def give_up() -> None:
+            self._finish(entry, Step(finish_reason="cancelled"))
+            if entry.task is not None:
+                entry.task.cancel()
+
+        # TensorRT-LLM never answers for a request that waits in its queue.
         timeout_s = ABORT_TIMEOUT_S if entry.request.wants_steps else WHOLE_ABORT_TIMEOUT_S
-        entry.deadline = asyncio.get_running_loop().call_later(timeout_s, self._give_up, entry)
+        entry.deadline = asyncio.get_running_loop().call_later(timeout_s, give_up)
         self._abort_output(entry)
 
     def _abort_output(self, entry: _Open) -> None:
@@ -439,18 +453,6 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
                 entry.output.abort()
         except Exception:  # the request is ended by this engine all the same
             logger.exception("TensorRT-LLM can't abort the request %s", entry.request.request_id)
-
-    def _leave_fetch(self, entry: _Open) -> None:
-        """End the task of a request that has ended, and has waited for its KV cache long enough."""
-        self._abort_output(entry)
-        if entry.task is not None:
-            entry.task.cancel()
-
-    def _give_up(self, entry: _Open) -> None:
-        """End an aborted request here: TensorRT-LLM never answers for one that waits in its queue."""
-        self._finish(entry, Step(finish_reason="cancelled"))
-        if entry.task is not None:
-            entry.task.cancel()
 
     def _fail(self, reason: str) -> None:
         """Declare the engine dead: answer every request, and refuse all further ones."""
@@ -473,13 +475,6 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         if tasks:
             await asyncio.wait(tasks, timeout=ABORT_TIMEOUT_S + 1)
         await self._cancel_tasks()
-
-    def _last_step_for(self, entry: _Open, error: Exception) -> Step:
-        wants_logprobs = entry.request.sampling.logprobs is not None
-        if entry.deadline is not None and wants_logprobs and isinstance(error, AssertionError):
-            # From 1.2 on TensorRT-LLM has assertions about logprobs that fail when an abort has cut them short.
-            return Step(finish_reason="cancelled")
-        return Step(error=self._as_backend_error(entry, error))
 
     def _as_backend_error(self, entry: _Open, error: Exception) -> BackendError:
         if isinstance(error, BackendError):

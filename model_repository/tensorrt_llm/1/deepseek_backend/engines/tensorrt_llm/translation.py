@@ -200,17 +200,14 @@ def token_logprobs(
         isinstance(entry, Mapping) and token_id in entry for entry, token_id in zip(entries, token_ids, strict=True)
     ):
         raise EngineError("TensorRT-LLM sent log-probabilities that do not belong to the tokens it sent")
-    most = sampling.logprobs or 0
-    return [_token_logprobs(token_id, entry, most, text) for token_id, entry in zip(token_ids, entries, strict=True)]
-
-
-def _token_logprobs(token_id: int, entry: Mapping[int, Any], most: int, text: Callable[[int], str]) -> TokenLogprobs:
-    """Return one position's. The ranks are TensorRT-LLM's; where only the sampled token is known that is 1."""
-    likeliest = sorted((other.rank, token, other.logprob) for token, other in entry.items() if token != token_id)
-    return [
-        Logprob(token_id, float(entry[token_id].logprob), entry[token_id].rank, text(token_id)),
-        *(Logprob(token, float(value), rank, text(token)) for rank, token, value in likeliest if rank <= most),
-    ]
+    # The ranks are TensorRT-LLM's; where only the sampled token is known that is 1.
+    result: list[TokenLogprobs] = []
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        own = Logprob(token_id, float(entry[token_id].logprob), entry[token_id].rank, text(token_id))
+        others = sorted((other.rank, token, other.logprob) for token, other in entry.items() if token != token_id)
+        likeliest = [row for row in others if row[0] <= (sampling.logprobs or 0)]
+        result.append([own, *(Logprob(token, float(value), rank, text(token)) for rank, token, value in likeliest)])
+    return result
 
 
 def _check_most(given: int, most: int, why: str) -> None:
