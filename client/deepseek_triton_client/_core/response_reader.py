@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -150,8 +150,11 @@ def _rows(outputs: Outputs, count: int) -> list[dict[str, Any]]:
                 row[field] = read(name, each)
     if "output_ids" in outputs:
         _add_output_ids(rows, _values(outputs["output_ids"]))
-    if not _PERF.keys().isdisjoint(outputs):
-        _add_perf_metrics(rows, outputs)
+    measured = {name: _spread(name, _values(outputs[name]), count) for name in _PERF if name in outputs}
+    for index, row in enumerate(rows if measured else ()):
+        metrics = {name: _PERF[name](name, values[index]) for name, values in measured.items()}
+        if any(metrics.values()):  # all are 0 for an answer that was not measured or has not ended
+            row["perf_metrics"] = PerfMetrics(**metrics)
     return rows
 
 
@@ -181,15 +184,6 @@ def _add_output_ids(rows: list[dict[str, Any]], values: list[Any]) -> None:
     for row, count in zip(rows, counts, strict=True):
         row["output_ids"] = tuple(ids[start : start + count])
         start += count
-
-
-def _add_perf_metrics(rows: list[dict[str, Any]], outputs: Outputs) -> None:
-    """Add the performance metrics. All values are 0 for an answer that was not measured or has not ended."""
-    given = {name: _spread(name, _values(outputs[name]), len(rows)) for name in _PERF if name in outputs}
-    for index, row in enumerate(rows):
-        metrics = {name: _PERF[name](name, values[index]) for name, values in given.items()}
-        if any(metrics.values()):
-            row["perf_metrics"] = PerfMetrics(**metrics)
 
 
 def _text(name: str, value: Any) -> str:
@@ -226,24 +220,20 @@ def _number(name: str, value: Any) -> float:
     raise ProtocolError(f"{name}: expected a number, got {value!r:.200}")
 
 
-def _number_or_none(name: str, value: Any) -> float | None:
-    return None if value == "None" else _number(name, value)
-
-
 def _logprobs(name: str, value: Any) -> tuple[TokenLogprobs | None, ...]:
     """Read JSON: for each token an object of token id -> {logprob, rank, decoded_token}, or null; or null for all."""
     try:
-        document = json.loads(_text(name, value))
-        return tuple(None if token is None else _token(token) for token in document or ())
+        return tuple(
+            None
+            if token is None
+            else tuple(
+                Logprob(int(token_id), float(entry["logprob"]), entry.get("rank"), entry.get("decoded_token"))
+                for token_id, entry in token.items()
+            )
+            for token in json.loads(_text(name, value)) or ()
+        )
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as exc:
         raise ProtocolError(f"{name}: expected log-probabilities as JSON, got {value!r:.200}") from exc
-
-
-def _token(token: Mapping[str, Mapping[str, Any]]) -> TokenLogprobs:
-    return tuple(
-        Logprob(int(token_id), float(entry["logprob"]), entry.get("rank"), entry.get("decoded_token"))
-        for token_id, entry in token.items()
-    )
 
 
 _COLUMNS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
@@ -255,7 +245,10 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "num_output_tokens": ("num_output_tokens", _integer),
     "num_cached_tokens": ("num_cached_tokens", _integer),
     "num_reasoning_tokens": ("num_reasoning_tokens", _integer),
-    "cumulative_logprob": ("cumulative_logprob", _number_or_none),
+    "cumulative_logprob": (
+        "cumulative_logprob",
+        lambda name, value: None if value == "None" else _number(name, value),
+    ),
     "logprobs": ("logprobs", _logprobs),
     "prompt_logprobs": ("prompt_logprobs", _logprobs),
 }

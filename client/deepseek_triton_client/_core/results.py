@@ -220,19 +220,14 @@ class Metrics:
 
     def value(self, name: str, /, **labels: str) -> float:
         """Return the sum of all samples with this name, and these labels among theirs. Raises KeyError for none."""
-        found = [
-            sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
-        ]
-        if not found:
-            raise KeyError(self._missing(name, labels))
-        return sum(found)
-
-    def _missing(self, name: str, labels: Mapping[str, str]) -> str:
-        known = {sample.name for sample in self.samples}
-        if name in known:
-            return f"no sample of {name} has {labels}"
-        near = difflib.get_close_matches(name, known)
-        return f"no metric {name}" + (f"; near: {', '.join(near)}" if near else "")
+        named = [sample for sample in self.samples if sample.name == name]
+        values = [sample.value for sample in named if labels.items() <= sample.labels.items()]
+        if named and not values:
+            raise KeyError(f"no sample of {name} has {labels}")
+        if not named:
+            near = difflib.get_close_matches(name, {sample.name for sample in self.samples})
+            raise KeyError(f"no metric {name}" + (f"; near: {', '.join(near)}" if near else ""))
+        return sum(values)
 
 
 _LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"'

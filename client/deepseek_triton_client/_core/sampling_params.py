@@ -180,31 +180,20 @@ class SamplingField:
     def normalized(self, value: Any) -> Any:
         """Return `value` as plain Python objects, and lists as tuples; None for an empty list, which can't be sent."""
         if self.many:
-            return self._elements(value)
+            elements = (value,) if isinstance(value, str) else value
+            if not isinstance(elements, Iterable) or isinstance(elements, (bytes, Mapping)):
+                raise InvalidRequest(f"{self.name}: expected a list, got {elements!r:.200}")
+            return tuple(checked(self.name, self.datatype, element) for element in elements) or None
         if self.json and isinstance(value, (list, tuple) if self.name == "tools" else Mapping):
-            value = self._as_json(value)
-        if (
-            self.name == "seed"
-            and hasattr(value, "__index__")
-            and not isinstance(value, bool)
-            and -(2**63) <= value < 0
-        ):
+            try:
+                plain = dict(value) if isinstance(value, Mapping) else value
+                value = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as exc:
+                raise InvalidRequest(f"{self.name}: expected values that JSON can hold: {exc}") from exc
+        is_negative = hasattr(value, "__index__") and not isinstance(value, bool) and -(2**63) <= value < 0
+        if self.name == "seed" and is_negative:
             value = int(value) + 2**64  # its input is unsigned
         return checked(self.name, self.datatype, value)
-
-    def _elements(self, values: Any) -> tuple[Any, ...] | None:
-        if isinstance(values, str):
-            values = (values,)
-        if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
-            raise InvalidRequest(f"{self.name}: expected a list, got {values!r:.200}")
-        return tuple(checked(self.name, self.datatype, element) for element in values) or None
-
-    def _as_json(self, value: Any) -> str:
-        try:
-            plain = dict(value) if isinstance(value, Mapping) else value
-            return json.dumps(plain, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as exc:
-            raise InvalidRequest(f"{self.name}: expected values that JSON can hold: {exc}") from exc
 
 
 def _normalized(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ END_S = 1.0
 
 def options(settings: Settings) -> list[tuple[str, int]]:
     limit, connect_s = settings.connection.max_message_bytes, settings.timeouts.connect
-    found = [
+    arguments = [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1 if limit is None else limit),
         # After a failed attempt to connect, every call fails for this time, which is up to two minutes by default. A
@@ -50,7 +50,7 @@ def options(settings: Settings) -> list[tuple[str, int]]:
     ]
     if settings.connection.ping_s is not None:
         # Pings must not come more often than Triton allows (see `Connection.ping_s`): a long prefill has no data.
-        found += [
+        arguments += [
             ("grpc.keepalive_time_ms", max(1, round(settings.connection.ping_s * 1000))),
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.http2.max_pings_without_data", 0),
@@ -58,8 +58,8 @@ def options(settings: Settings) -> list[tuple[str, int]]:
     if connect_s is not None:
         # Despite its name, this is how long one attempt to connect may take. It is a second longer than the limit, so
         # that the limit runs out first and is reported, and not the attempt.
-        found.append(("grpc.min_reconnect_backoff_ms", round(connect_s * 1000) + 1000))
-    return found
+        arguments.append(("grpc.min_reconnect_backoff_ms", round(connect_s * 1000) + 1000))
+    return arguments
 
 
 def credentials(tls: Tls) -> Any:
@@ -134,17 +134,19 @@ def from_rpc_error(error: grpc.RpcError, *, is_query: bool) -> DeepseekTritonErr
         return ProtocolError(f"a response is larger than connection.max_message_bytes: {details}")
     if _NOT_CONNECTED.match(details) and _NOT_GRPC.search(details):
         details += "; it hangs up on gRPC: does this port speak HTTP (http://)?"
+    # In doubt a request was processed.
     unprocessed = is_query and kind in (Overloaded, ServerUnavailable, DeadlineExceeded)
-    return error_from_server(details, otherwise=kind, unprocessed=unprocessed or _was_refused(status, details))
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "RST_STREAM" not in details:  # with it, the stream was cut off
+        unprocessed = True
+    if status is grpc.StatusCode.UNAVAILABLE and (_NOT_CONNECTED.match(details) or _REFUSED_BY_PROXY.search(details)):
+        unprocessed = True
+    return error_from_server(details, otherwise=kind, unprocessed=unprocessed)
 
 
-def _was_refused(status: grpc.StatusCode, details: str) -> bool:
-    """Tell whether the request was surely not processed. In doubt it was."""
-    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return "RST_STREAM" not in details  # such a stream was cut off, not refused
-    if status is grpc.StatusCode.UNAVAILABLE:
-        return bool(_NOT_CONNECTED.match(details) or _REFUSED_BY_PROXY.search(details))
-    return False
+def _connect(module: Any, target: str, options: list[tuple[str, int]], credentials: Any) -> Any:
+    if credentials is None:
+        return module.insecure_channel(target, options=options)
+    return module.secure_channel(target, credentials, options=options)
 
 
 class BlockingChannel:
@@ -153,10 +155,7 @@ class BlockingChannel:
     def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
         # Not used: SingleThreadedUnaryStream. A lone thread takes a third less CPU with it, many threads take no less,
         # and each call that is cancelled in the middle keeps 18 KiB until the channel is closed (grpcio 1.85).
-        if credentials is None:
-            self._channel = grpc.insecure_channel(target, options=options)
-        else:
-            self._channel = grpc.secure_channel(target, credentials, options=options)
+        self._channel = _connect(grpc, target, options, credentials)
         self._closed = False
 
     def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> BlockingCall:
@@ -202,9 +201,7 @@ class AsyncioChannel:
     """See `BlockingChannel`. It belongs to the event loop of its first call."""
 
     def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
-        self._target = target
-        self._options = options
-        self._credentials = credentials
+        self._settings = target, options, credentials
         self._channel: Any = None
         self._calls: WeakSet[AsyncioCall] = WeakSet()
         self._closed = False
@@ -213,11 +210,7 @@ class AsyncioChannel:
         if self._closed:
             raise Cancelled("the client is closed")
         if self._channel is None:
-            # Created here, because grpc.aio takes the event loop that is running.
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._target, options=self._options)
-            else:
-                self._channel = grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
+            self._channel = _connect(grpc.aio, *self._settings)  # here, because grpc.aio takes the running event loop
         responses = self._channel.unary_stream(path)(request, timeout=timeout_s, metadata=metadata)
         call = AsyncioCall(responses)
         self._calls.add(call)

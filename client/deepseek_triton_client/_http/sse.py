@@ -78,13 +78,10 @@ class SseDecoder:
         if rest:
             self._partial_line.append(rest)  # joined when its end arrives, because a long line comes in many pieces
             self._num_partial += len(rest)
-        return [self._without_mark(line.rstrip(b"\r\n")) for line in lines]
-
-    def _without_mark(self, line: bytes) -> bytes:
-        if self._at_start:
+        if self._at_start and lines:
             self._at_start = False
-            return line.removeprefix(_BYTE_ORDER_MARK)
-        return line
+            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+        return [line.rstrip(b"\r\n") for line in lines]
 
     def _field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
