@@ -114,7 +114,8 @@ def weight_bytes_per_gpu(
     experts = parts.routed_experts * max(1.0, expert_slots / architecture.num_routed_experts) / tp
     layers = experts + (parts.attention + parts.dense) / split + parts.replicated
     extra = parts.mtp_experts / tp + parts.mtp / split if mtp else 0.0
-    return int(layers * _fullest_stage(architecture, pp) + parts.embeddings / split + extra)
+    fullest_stage = math.ceil(architecture.num_layers / pp) / architecture.num_layers
+    return int(layers * fullest_stage + parts.embeddings / split + extra)
 
 
 def kv_bytes_per_token(
@@ -324,11 +325,6 @@ def _mtp_layer(a: Architecture, stored: Format) -> float:
     attention = _divided_attention(a, stored, stored) + _whole_attention(a, stored)
     joining = _linear(a.hidden_size, 2 * a.hidden_size, "bf16") + 3 * a.hidden_size * 2
     return attention + _experts(a, a.num_shared_experts, stored) + _router(a) + joining
-
-
-def _fullest_stage(a: Architecture, pipeline_parallel_size: int) -> float:
-    """Return the share of the layers in the pipeline stage that holds most."""
-    return math.ceil(a.num_layers / pipeline_parallel_size) / a.num_layers
 
 
 def _tokens_at_once(layout: Layout, max_num_tokens: int, moe_max_num_tokens: int | None) -> int:

@@ -61,7 +61,10 @@ def vllm_budget(
     """
     a = architecture
     heads = _heads(a, layout)
-    held = weight_bytes_per_gpu(a, checkpoint, layout, mtp=mtp) + _absorbed(a, checkpoint, heads)
+    held = weight_bytes_per_gpu(a, checkpoint, layout, mtp=mtp)
+    # MLA's decode uses kv_b_proj in 16 bits: a copy, but of weights that have 16 bits a view.
+    if checkpoint.precision in ("fp8", "w4a8"):
+        held += int(a.num_layers * heads * (a.qk_nope_head_dim + a.v_head_dim) * a.kv_lora_rank * 2)
     graphs = 0
     if cuda_graphs:
         shared = _DP_GRAPH_BYTES if layout.attention_dp_size > 1 else 0
@@ -103,14 +106,6 @@ def bytes_beside(architecture: Architecture, layout: Layout) -> int:
 def _heads(architecture: Architecture, layout: Layout) -> float:
     """Return the attention heads of a GPU."""
     return architecture.num_heads if layout.attention_dp else architecture.num_heads / layout.tensor_parallel_size
-
-
-def _absorbed(a: Architecture, checkpoint: KnownCheckpoint, heads: float) -> int:
-    """Return the bytes of kv_b_proj's copy in 16 bits, which MLA's decode uses. Of weights that have 16 bits it is no
-    copy but a view."""
-    if checkpoint.precision not in ("fp8", "w4a8"):
-        return 0
-    return int(a.num_layers * heads * (a.qk_nope_head_dim + a.v_head_dim) * a.kv_lora_rank * 2)
 
 
 _LARGEST_GRAPH = 512

@@ -7,7 +7,7 @@ the shapes are a short series over both sizes, up to the server's limits. This m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,13 @@ def warmup_shapes(limits: WarmupLimits) -> tuple[tuple[int, int], ...]:
     lengths = _series(min(SHORT_PROMPT, max_input_len, max_num_tokens), min(max_input_len, max_num_tokens))
     shapes = {(batch, length) for batch in batches for length in lengths if batch * length <= max_num_tokens}
     # Decoding depends on the batch size alone, so each size is tried once, with a prompt as short as possible.
-    for batch in {*batches, *_graph_batches(graph_sizes, most)}:
+    sizes = sorted({size for size in graph_sizes if size >= 1})
+    # The largest batch, up to `most`, that runs in each graph; of very many graphs only some, evenly spread.
+    reached = [min(size, most) for size, before in zip(sizes, [0, *sizes], strict=False) if before < most]
+    if len(reached) > MAX_GRAPH_SIZES:
+        last = len(reached) - 1
+        reached = [reached[index * last // (MAX_GRAPH_SIZES - 1)] for index in range(MAX_GRAPH_SIZES)]
+    for batch in {*batches, *reached}:
         shapes.add((batch, min(lengths[0], max_num_tokens // batch)))
     if max_input_len > max_num_tokens:
         shapes.add((1, min(2 * max_num_tokens, max_input_len)))
@@ -84,17 +90,6 @@ def _series(low: int, high: int) -> list[int]:
         series.append(low)
         low *= RATIO
     return [*series, high]
-
-
-def _graph_batches(graph_sizes: Sequence[int], most: int) -> Iterator[int]:
-    """Yield the largest batch, up to `most`, that runs in each graph; of very many graphs only some, evenly spread."""
-    sizes = sorted({size for size in graph_sizes if size >= 1})
-    reached = [min(size, most) for size, before in zip(sizes, [0, *sizes], strict=False) if before < most]
-    if len(reached) <= MAX_GRAPH_SIZES:
-        yield from reached
-    else:
-        last = len(reached) - 1
-        yield from (reached[index * last // (MAX_GRAPH_SIZES - 1)] for index in range(MAX_GRAPH_SIZES))
 
 
 def shapes_for_llm_args(llm_args: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:

@@ -149,7 +149,11 @@ def backend_settings(
     :param workload: the planned one, with both lengths.
     :param own: the user's own settings under triton_config.
     """
-    advice, source = _sampling_advice(target)
+    advice, source = target.variant.default_sampling, target.variant.default_sampling_source
+    folder = target.request.model
+    own_advice = sampling_defaults(Path(folder)) if folder and os.path.isdir(folder) else None
+    if own_advice is not None:
+        advice, source = own_advice, "generation_config.json of the checkpoint"
     advised = [Setting(f"triton_config.default_sampling.{name}", value, source) for name, value in advice.items()]
     reasons = {f"triton_config.default_sampling.{name}": limits.why_left_out(name) for name in advice}
     shapes, reason = limits.warmup
@@ -187,15 +191,6 @@ def _default_max_tokens(request: PlanRequest, workload: Workload, budget: Budget
         f"for requests without max_tokens: {budget.kv_tokens:,} KV tokens / {requests:,} requests, less a prompt of "
         f"{isl:,}, rounded down, within {limits.within}",
     )
-
-
-def _sampling_advice(target: Target | VllmTarget) -> tuple[Mapping[str, float], str]:
-    """Return advised sampling fields and their source: the checkpoint, if its folder is here, else the model card."""
-    folder = target.request.model
-    own = sampling_defaults(Path(folder)) if folder and os.path.isdir(folder) else None
-    if own is not None:
-        return own, "generation_config.json of the checkpoint"
-    return target.variant.default_sampling, target.variant.default_sampling_source
 
 
 def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tuple[Setting, ...]:

@@ -187,7 +187,10 @@ def resolve_model(request: PlanRequest) -> PlannedModel:
     precision = find_precision(request.precision) if request.precision else usual
     checkpoint = _checkpoint(variant, precision, request)
     assert variant.architecture is not None  # every variant with checkpoints has one
-    cut = _cut_here(request.model, variant.architecture)
+    # A checkpoint in a folder here may have fewer layers or experts than the whole model.
+    config = Path(request.model or "", "config.json")
+    is_here = request.model and os.path.isfile(config)
+    cut = cut_architecture(read_json_object(config), variant.architecture) if is_here else None
     if cut is not None and request.mtp and not cut.num_mtp_layers:
         cause = f"mtp {request.mtp}: the checkpoint was cut without its MTP layer"
         raise RefusedPlanError(cause, suggestion={"mtp": 0})
@@ -318,16 +321,6 @@ def _quantization_here(model: str | None) -> Mapping[str, Any]:
     return {"kv_cache_quant_algo": said if isinstance(said, str) else None}
 
 
-def _cut_here(model: str | None, whole: Architecture) -> Architecture | None:
-    """Return the shape of the checkpoint in the folder `model` if it has fewer layers or experts than `whole`; else
-    None, also where there is no such folder here.
-
-    :raises UnusableCheckpointError: when its config.json can't be read.
-    """
-    path = Path(model or "", "config.json")
-    return cut_architecture(read_json_object(path), whole) if model and os.path.isfile(path) else None
-
-
 def _size(model: PlannedModel) -> tuple[int, Recipe]:
     """Return the number of GPUs of one instance, and the recipe for them."""
     request, profile, gpu = model.request, model.profile, model.gpu
@@ -344,19 +337,15 @@ def _size(model: PlannedModel) -> tuple[int, Recipe]:
     if usual is None:
         raise RefusedPlanError(f"profile {profile.name} has no recipe for {model.precision} on {gpu.name}")
     num_gpus = request.num_gpus or max(fewest, (usual.num_gpus or 0) if is_whole else 0)
-    _refuse_count(num_gpus, model)
-    if num_gpus < fewest:
-        raise RefusedPlanError(_too_few(num_gpus, fits, fewest, model), fix=f"use {fewest} GPUs")
-    return num_gpus, profile.recipe_for(gpu, model.precision, num_gpus, request.workload) or usual
-
-
-def _refuse_count(num_gpus: int, model: PlannedModel) -> None:
     a, stages = model.architecture, max(1, model.request.pipeline_parallel_size)
     even = [count for count in GPU_COUNTS if divides_experts(a, model.precision, max(1, count // stages))]
     if num_gpus not in even:
         cause = f"{num_gpus} GPUs can't share {a.num_heads} attention heads and {a.num_routed_experts} experts evenly"
         raise RefusedPlanError(cause, fix=f"use {', '.join(map(str, even))}")
     refuse_part_of_a_node(num_gpus, model.gpu)
+    if num_gpus < fewest:
+        raise RefusedPlanError(_too_few(num_gpus, fits, fewest, model), fix=f"use {fewest} GPUs")
+    return num_gpus, profile.recipe_for(gpu, model.precision, num_gpus, request.workload) or usual
 
 
 def _too_few(num_gpus: int, fits: int, fewest: int, model: PlannedModel) -> str:

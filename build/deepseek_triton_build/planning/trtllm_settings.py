@@ -44,10 +44,34 @@ _EXPLAINED_BY_WORKLOAD = (
 _SWAP_AB_ROWS = {78: 64}
 """SM count -> rows per expert below which DeepGEMM uses its swapAB kernel; 32 for other Hopper GPUs (the guide)."""
 
+_OUTPUT = (
+    Setting("disable_overlap_scheduler", False, "the next iteration is scheduled while this one runs"),
+    Setting(
+        "stream_interval",
+        1,
+        "every token leaves the engine at once; the backend sends tokens that wait in one response",
+    ),
+    Setting("print_iter_log", False, "a log line per iteration is for debugging only"),
+    Setting(
+        "enable_iter_perf_stats",
+        True,
+        "without it the engine reports nothing about KV cache and draft tokens; its cost was not measured",
+    ),
+    Setting("guided_decoding_backend", "xgrammar", "without it guided_* fields are refused; its cost was not measured"),
+)
+_SAMPLER = Setting(
+    "sampler_type",
+    "TRTLLMSampler",
+    "the C++ sampler honours seed, min_p, min_tokens and the penalties, which the default Torch sampler accepts and "
+    "ignores",
+    source="NVIDIA/TensorRT-LLM#16485, #16590, #17172",
+)
+
 
 def choose_settings(target: Target, sizes: Sizes, budget: Budget) -> dict[str, Setting]:
     """Return canonical key -> setting: the recipe's settings, completed, and replaced where they had to change."""
     recipe = {setting.key: setting for setting in target.recipe.settings}
+    output = _OUTPUT if sizes.num_draft_tokens else (*_OUTPUT, _SAMPLER)
     computed = (
         *_model(target),
         *_parallelism(target, sizes, budget),
@@ -57,12 +81,20 @@ def choose_settings(target: Target, sizes: Sizes, budget: Budget) -> dict[str, S
         *_experts(target, sizes),
         *_speculation(target, sizes, recipe),
         *_kv_transfer(target, sizes, recipe),
-        *_output(sizes, recipe),
+        *(setting for setting in output if setting.key not in recipe),
     )
     without = _contradicted(sizes)
     chosen = {key: setting for key, setting in recipe.items() if not key.startswith(without)}
     explained = _EXPLAINED_BY_KERNEL
-    if not _has_the_recipes_layout(target, sizes):
+    layout, value = sizes.layout, target.recipe.value
+    has_the_recipes_layout = (
+        target.recipe.num_gpus in (None, target.num_gpus)
+        and layout.pipeline_parallel_size == 1
+        and layout.attention_dp == value("enable_attention_dp", False)
+        and layout.expert_parallel_size == value("moe_expert_parallel_size", layout.expert_parallel_size)
+        and sizes.expert_slots == value("moe_config.load_balancer.num_slots", 0)
+    )
+    if not has_the_recipes_layout:
         explained += _EXPLAINED_BY_LAYOUT
     if sizes.shrunk or (target.request.workload != ANY_WORKLOAD and not target.is_as_published):
         explained += _EXPLAINED_BY_WORKLOAD
@@ -72,17 +104,6 @@ def choose_settings(target: Target, sizes: Sizes, budget: Budget) -> dict[str, S
         for setting in computed
         if setting.key not in chosen or chosen[setting.key].value != setting.value or setting.key in explained
     }
-
-
-def _has_the_recipes_layout(target: Target, sizes: Sizes) -> bool:
-    recipe, layout = target.recipe, sizes.layout
-    return (
-        recipe.num_gpus in (None, target.num_gpus)
-        and layout.pipeline_parallel_size == 1
-        and layout.attention_dp == recipe.value("enable_attention_dp", False)
-        and layout.expert_parallel_size == recipe.value("moe_expert_parallel_size", layout.expert_parallel_size)
-        and sizes.expert_slots == recipe.value("moe_config.load_balancer.num_slots", 0)
-    )
 
 
 def _contradicted(sizes: Sizes) -> tuple[str, ...]:
@@ -325,35 +346,6 @@ def _kv_transfer(target: Target, sizes: Sizes, recipe: Mapping[str, Setting]) ->
         "at least the longest prompt, in whole KV blocks",
         source="TensorRT-LLM 1.2.0 documentation, features/disagg-serving",
     )
-
-
-_OUTPUT = (
-    Setting("disable_overlap_scheduler", False, "the next iteration is scheduled while this one runs"),
-    Setting(
-        "stream_interval",
-        1,
-        "every token leaves the engine at once; the backend sends tokens that wait in one response",
-    ),
-    Setting("print_iter_log", False, "a log line per iteration is for debugging only"),
-    Setting(
-        "enable_iter_perf_stats",
-        True,
-        "without it the engine reports nothing about KV cache and draft tokens; its cost was not measured",
-    ),
-    Setting("guided_decoding_backend", "xgrammar", "without it guided_* fields are refused; its cost was not measured"),
-)
-_SAMPLER = Setting(
-    "sampler_type",
-    "TRTLLMSampler",
-    "the C++ sampler honours seed, min_p, min_tokens and the penalties, which the default Torch sampler accepts and "
-    "ignores",
-    source="NVIDIA/TensorRT-LLM#16485, #16590, #17172",
-)
-
-
-def _output(sizes: Sizes, recipe: Mapping[str, Setting]) -> Iterable[Setting]:
-    defaults = _OUTPUT if sizes.num_draft_tokens else (*_OUTPUT, _SAMPLER)
-    return (setting for setting in defaults if setting.key not in recipe)
 
 
 # Environment variables

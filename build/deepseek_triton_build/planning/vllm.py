@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -111,13 +111,16 @@ class VllmEngine:
         canonical, version = arguments.canonical, self.target.vllm.version
         drafts = canonical.get("speculative_config.num_speculative_tokens")
         refused = self.target.vllm.limits.get("speculative_config", {}).get("refuses", ()) if drafts else ()
+        long = max(1, min(_LONG, canonical["max_model_len"] // 2, canonical["max_num_batched_tokens"]))
+        batch = min(_MOST, canonical["max_num_seqs"]) * self.target.data_parallel_size
+        shapes = {(1, min(_SHORT, long)), (1, long), (batch, min(_SHORT, long))}
         return EngineLimits(
             batch=canonical["max_num_seqs"],
             longest=canonical["max_model_len"],
             within="max_model_len",
             why_left_out=lambda name: f"vLLM {version} refuses it with MTP" if name in refused else "",
             warmup=(
-                _warmup_shapes(self.target, canonical),
+                [list(shape) for shape in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))],
                 "pairs of concurrent requests and prompt tokens of each, which run before the model is ready; few, as "
                 "vLLM has captured its graphs and run its largest iteration by then",
             ),
@@ -208,7 +211,12 @@ def _limits(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> Iterator[Se
     measured = target.request.why_measured("--concurrency")
     reason += f"; {measured}" if measured else ""
     yield Setting("max_num_seqs", sizes.max_num_seqs, reason, source="vLLM vllm/engine/arg_utils.py")
-    yield Setting("gpu_memory_utilization", sizes.gpu_memory_utilization, _share_reason(target, sizes, budget))
+    beside = bytes_beside(target.architecture, target.layout) / GIB
+    held = f"{budget.kv_cache / GIB:.1f} GiB for {budget.kv_tokens:,} KV tokens a GPU"
+    reason = f"{held}; {budget.free / GIB:.1f} GiB stay for what is taken beside it, about {beside:.1f} with Triton"
+    if target.is_rehearsal:
+        reason = f"a small share of the GPU is more than the model can fill: {held}"
+    yield Setting("gpu_memory_utilization", sizes.gpu_memory_utilization, reason)
     reason = "a beginning that requests share is computed once; for a benchmark `--set enable_prefix_caching=false`"
     yield Setting("enable_prefix_caching", True, reason, source=GUIDE)
 
@@ -224,14 +232,6 @@ def _tokens_reason(target: VllmTarget, sizes: VllmSizes) -> str:
     if is_prompt_heavy(sizes.workload):
         return f"{what}: many, as the workload is mostly prompts"
     return f"{what}: between the guide's {PROMPT_HEAVY_TOKENS:,} for prompts and {LATENCY_TOKENS:,} for latency"
-
-
-def _share_reason(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> str:
-    held = f"{budget.kv_cache / GIB:.1f} GiB for {budget.kv_tokens:,} KV tokens a GPU"
-    if target.is_rehearsal:
-        return f"a small share of the GPU is more than the model can fill: {held}"
-    beside = bytes_beside(target.architecture, target.layout) / GIB
-    return f"{held}; {budget.free / GIB:.1f} GiB stay for what is taken beside it, about {beside:.1f} with Triton"
 
 
 def _kernels(target: VllmTarget, sizes: VllmSizes) -> Iterator[Setting]:
@@ -298,11 +298,3 @@ def _hint(vllm: VllmVersion, key: str) -> str:
     known = [f"{section}.{name}" for name in vllm.sections[section]] if section in vllm.sections else vllm.arguments
     near = nearest_name(key, known)
     return f"; did you mean {near}?" if near else ""
-
-
-def _warmup_shapes(target: VllmTarget, arguments: Mapping[str, Any]) -> list[list[int]]:
-    """Return a single request, a longer prompt, and a batch for every rank."""
-    long = max(1, min(_LONG, arguments["max_model_len"] // 2, arguments["max_num_batched_tokens"]))
-    batch = min(_MOST, arguments["max_num_seqs"]) * target.data_parallel_size
-    shapes = {(1, min(_SHORT, long)), (1, long), (batch, min(_SHORT, long))}
-    return [list(shape) for shape in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))]

@@ -185,24 +185,21 @@ def _wanted(target: VllmTarget) -> VllmSizes:
     refuse_longer_than_the_model_reads(target, workload, longest)
     batch = aim.max_num_seqs if asked.concurrency is None else -(-asked.concurrency // target.data_parallel_size)
     beside = bytes_beside(target.architecture, target.layout)
+    tokens = PROMPT_HEAVY_TOKENS if is_prompt_heavy(workload) else BATCHED_TOKENS
+    if target.profile.name == "latency" or target.data_parallel:
+        tokens = LATENCY_TOKENS
+    if target.is_rehearsal:
+        tokens = REHEARSAL_TOKENS
     share = next((share for share in SHARES if target.gpu.memory * (1 - share) >= beside), SHARES[-1])
     return VllmSizes(
         workload=workload,
         max_model_len=longest,
-        max_num_batched_tokens=max(_batched_tokens(target, workload), round_up(batch * (1 + drafts), 64)),
+        max_num_batched_tokens=max(tokens, round_up(batch * (1 + drafts), 64)),
         max_num_seqs=batch,
         gpu_memory_utilization=REHEARSAL_SHARE if target.is_rehearsal else share,
         kv_cache_dtype=request.kv_dtype or ("fp8" if target.precision == "fp4" else "auto"),
         num_draft_tokens=drafts,
     )
-
-
-def _batched_tokens(target: VllmTarget, workload: Workload) -> int:
-    if target.is_rehearsal:
-        return REHEARSAL_TOKENS
-    if target.profile.name == "latency" or target.data_parallel:
-        return LATENCY_TOKENS
-    return PROMPT_HEAVY_TOKENS if is_prompt_heavy(workload) else BATCHED_TOKENS
 
 
 def is_prompt_heavy(workload: Workload) -> bool:

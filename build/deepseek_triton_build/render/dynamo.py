@@ -195,6 +195,8 @@ def _worker_values(worker: _Worker, shared: _Shared) -> dict[str, Any]:
     assert plan.checkpoint is not None  # a plan for GPUs has one
     within_s = ready_within_s(plan.checkpoint.weight_bytes)
     mount = str(PurePosixPath(shared.model).parent) if is_path(shared.model) else _CACHE
+    # Variables that Dynamo needs; those of the plan count more.
+    variables = {variable.name: variable for variable in (*_variables(plan, shared), *plan.environment)}
     shared_gib = max(_DEFAULT_SHARED_GIB, plan.gpus_per_node + -(-plan.shared_memory // GIB))
     return {
         "beta": shared.is_beta,
@@ -219,23 +221,17 @@ def _worker_values(worker: _Worker, shared: _Shared) -> dict[str, Any]:
         "publishes": worker.publishes,
         "block_size": plan.canonical.get("kv_cache_config.tokens_per_block"),
         "publish_flag": "--publish-kv-events" if shared.is_beta else "--publish-events-and-metrics",
-        "environment": _environment(plan, shared),
+        "environment": [
+            line
+            for variable in variables.values()
+            for line in (*comment_lines(variable.comment), f'- {{name: {variable.name}, value: "{variable.value}"}}')
+        ],
         "within": f"{within_s:,}",
         "tries": max(_TWO_HOURS_S // _PERIOD_S, -(-within_s // _PERIOD_S)),
         "mount": mount,
         "mount_path": yaml_flow(mount),
         "engine": worker.engine_of(shared.name),
     }
-
-
-def _environment(plan: Plan, shared: _Shared) -> list[str]:
-    """Return the lines about the variables that Dynamo needs, and those of the plan, which count more."""
-    variables = {variable.name: variable for variable in (*_variables(plan, shared), *plan.environment)}
-    return [
-        line
-        for variable in variables.values()
-        for line in (*comment_lines(variable.comment), f'- {{name: {variable.name}, value: "{variable.value}"}}')
-    ]
 
 
 def _variables(plan: Plan, shared: _Shared) -> Iterator[EnvironmentVariable]:

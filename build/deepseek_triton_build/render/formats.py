@@ -225,28 +225,24 @@ def _joining_files(plan: DisaggregatedPlan, format: str, stamp: str) -> list[Fil
     """Return what joins the two sides."""
     if format == TRTLLM_SERVE:
         config = "\n".join([f"# {stamp}", *yaml_lines(plan.orchestrator), ""])
-        return [text_file(CONFIG_NAME, config), text_file(SCRIPT_NAME, _orchestrator_sh(plan, stamp), executable=True)]
+        ports = server_ports(plan.num_context, plan.num_generation)
+        values = {
+            "stamp": f"# {stamp}",
+            "title": shell.model_title(plan.context),
+            "image": plan.context.image_for(TRTLLM_SERVE),
+            "config": CONFIG_NAME,
+            "starts": ", ".join(f"PORT={port} {side}/serve.sh" for side, numbers in ports.items() for port in numbers),
+            "start_timeout": plan.start_timeout_s,
+            "request_timeout": REQUEST_TIMEOUT_S,
+        }
+        script = shell.filled("orchestrator.sh", values)
+        return [text_file(CONFIG_NAME, config), text_file(SCRIPT_NAME, script, executable=True)]
     if format != DYNAMO:
         return []
     if plan.context.release is None:
         raise RefusedPlanError(f"--format {DYNAMO} is for TensorRT-LLM, not for the {plan.context.engine} engine")
     refuse_options(DYNAMO, plan.context)
     return [text_file(DYNAMO_YAML, dynamo_pair_yaml(plan, stamp=stamp))]
-
-
-def _orchestrator_sh(plan: DisaggregatedPlan, stamp: str) -> str:
-    """Return orchestrator.sh, which starts the server that clients ask."""
-    ports = server_ports(plan.num_context, plan.num_generation)
-    values = {
-        "stamp": f"# {stamp}",
-        "title": shell.model_title(plan.context),
-        "image": plan.context.image_for("trtllm-serve"),
-        "config": CONFIG_NAME,
-        "starts": ", ".join(f"PORT={port} {side}/serve.sh" for side, numbers in ports.items() for port in numbers),
-        "start_timeout": plan.start_timeout_s,
-        "request_timeout": REQUEST_TIMEOUT_S,
-    }
-    return shell.filled("orchestrator.sh", values)
 
 
 def pair_options(plan: DisaggregatedPlan, *, format: str = DEFAULT_FORMAT) -> str:

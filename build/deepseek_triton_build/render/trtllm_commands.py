@@ -269,7 +269,12 @@ def _flags(settings: Mapping[str, Setting], release: Release) -> tuple[list[shel
         words = _words(key, setting.value, release)
         if words:
             flags.append(shell.Flag(words, setting.comment))
-        elif not _is_default(key, setting.value):
+            continue
+        # What the script or the engine does anyway needs no flag.
+        known = load_release(CANONICAL_RELEASE).find_key(key)
+        is_default = known is not None and known.default == setting.value
+        is_off = key in _SWITCHES and setting.value is not _SWITCHES[key][0]
+        if not (is_default or is_off or key in _SET_BY_THE_SCRIPT):
             left.append(setting.key)
     if any(key.startswith("cuda_graph_config.") for key in settings):
         flags.append(shell.Flag(("--use_cuda_graph",), "without this flag the script leaves CUDA graphs off"))
@@ -277,13 +282,6 @@ def _flags(settings: Mapping[str, Setting], release: Release) -> tuple[list[shel
         reason = "MTP in one model, as the LLM arguments have it; copies of about 1.2 take two models without this flag"
         flags.append(shell.Flag(("--use_one_model",), reason))
     return flags, left
-
-
-def _is_default(key: str, value: Any) -> bool:
-    """Whether the script or the engine does this anyway, without a flag."""
-    known = load_release(CANONICAL_RELEASE).find_key(key)
-    is_default = known is not None and known.default == value
-    return is_default or key in _SET_BY_THE_SCRIPT or (key in _SWITCHES and value is not _SWITCHES[key][0])
 
 
 def _words(key: str, value: Any, release: Release) -> tuple[str, ...]:

@@ -39,17 +39,15 @@ def engine_flags(plan: Plan) -> list[shell.Flag]:
         if name in WITHOUT_FLAG:
             raise RefusedPlanError(f"vllm serve has no flag for {name}", fix="use --format triton")
         if dot:
-            _set(values.setdefault(name, {}), key.split("."), setting.value)
+            section = values.setdefault(name, {})
+            *path, last = key.split(".")
+            for part in path:
+                section = section.setdefault(part, {})
+            section[last] = setting.value
         else:
             values[name] = setting.value
         reasons.setdefault(name, []).append(f"{key}: {setting.comment}" if dot else setting.comment)
     return [shell.Flag(_words(name, value), "; ".join(reasons[name])) for name, value in values.items()]
-
-
-def _set(section: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        section = section.setdefault(name, {})
-    section[path[-1]] = value
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:

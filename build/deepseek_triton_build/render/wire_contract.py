@@ -46,11 +46,18 @@ def declaration(kind: str, tensor: Any) -> str:
 def contract_tables() -> str:
     """Return the tables of docs/contract.md, in Markdown."""
     tables = contract()
+    fields = [
+        [f"`{field.name}`", _type(field.dtype) + ", a list" * field.many, field.range_text(), field.meaning]
+        for field in tables.SAMPLING_FIELDS
+    ]
+    errors = [
+        [f"`{code.value}`", tables.TRITON_CODES[code], meaning] for code, meaning in tables.ERROR_MEANINGS.items()
+    ]
     parts = [
         _section("Inputs", _tensor_rows(tables.REQUEST_INPUTS), "input | type | shape | meaning"),
-        _section("Sampling fields", map(_field_row, tables.SAMPLING_FIELDS), "field | type | range | meaning"),
+        _section("Sampling fields", fields, "field | type | range | meaning"),
         _section("Outputs", _tensor_rows(tables.OUTPUTS), "output | type | shape | meaning"),
-        _section("Error codes", _error_rows(tables), "code | Triton status | meaning"),
+        _section("Error codes", errors, "code | Triton status | meaning"),
         "Every error message begins with its code in brackets, because gRPC streams and server-sent events "
         "(SSE) do not carry the status.\n",
     ]
@@ -69,15 +76,6 @@ def _row(cells: list[str]) -> str:
 
 def _tensor_rows(tensors: Any) -> list[list[str]]:
     return [[f"`{t.name}`", _type(t.dtype), f"[{', '.join(map(str, t.dims))}]", t.meaning] for t in tensors]
-
-
-def _field_row(field: Any) -> list[str]:
-    many = ", a list" if field.many else ""
-    return [f"`{field.name}`", _type(field.dtype) + many, field.range_text(), field.meaning]
-
-
-def _error_rows(tables: Any) -> list[list[str]]:
-    return [[f"`{code.value}`", tables.TRITON_CODES[code], meaning] for code, meaning in tables.ERROR_MEANINGS.items()]
 
 
 def _type(dtype: Any) -> str:

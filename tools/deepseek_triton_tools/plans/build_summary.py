@@ -69,7 +69,15 @@ def build(
     changes: list[str] = []
     change = _quant_config(plan) if quant_config else None
     # The checkpoint is changed after all files could be written, and before they are moved to their place.
-    before = None if change is None else lambda: changes.append(_applied(change))
+
+    def change_checkpoint() -> None:
+        from deepseek_triton_build import write_quant_config
+
+        assert change is not None
+        backup = write_quant_config(change)
+        changes.append(change.summary + (f"; as it was: {backup}" if backup else ""))
+
+    before = None if change is None else change_checkpoint
     is_replaced = write_folder(files, output, force=force, before=before)
     with to_reader():
         if as_json:
@@ -179,14 +187,6 @@ def _quant_config(plan: Plan) -> QuantConfigChange:
     dtype = plan.canonical["kv_cache_config.dtype"]
     own: KvAlgo | None = "FP8" if plan.checkpoint.kv_cache_quant_algo == "FP8" else None
     return quant_config_change(folder, "FP8" if dtype == "fp8" else own)
-
-
-def _applied(change: QuantConfigChange) -> str:
-    """Change the checkpoint, and say so in a line."""
-    from deepseek_triton_build import write_quant_config
-
-    backup = write_quant_config(change)
-    return change.summary + (f"; as it was: {backup}" if backup else "")
 
 
 # Context and generation servers

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from deepseek_triton_build import DEFAULT_FORMAT, Plan, format_files
+from deepseek_triton_build import DEFAULT_FORMAT, Plan, format_files, manifests_of, read_manifest
 from deepseek_triton_build.check import MANIFEST, is_inside
 from deepseek_triton_build.text import first_names, is_comment, parse_yaml, yaml_flow
 from deepseek_triton_tools._version import __version__
@@ -41,7 +40,11 @@ def show_diff(plan: Plan, folder: Path) -> None:
 
 
 def _diff(plan: Plan, folder: Path) -> Iterator[str]:
-    stamp = _stamp(folder)
+    found = manifests_of(folder)
+    stamp = read_manifest(found[0][1]) if found else {}
+    if not stamp:
+        expected = f"{folder}: expected a folder that build wrote, found no {MANIFEST} that can be read"
+        raise ToolError(expected, exit_code=2)
     format = stamp.get("format")
     files = format_files(format if isinstance(format, str) else DEFAULT_FORMAT, plan, version=__version__)
     new = {file.path.as_posix(): file.content for file in files}
@@ -58,22 +61,9 @@ def _diff(plan: Plan, folder: Path) -> Iterator[str]:
                 yield from (f"  {line[0]} {line[1:]}" for line in lines)
         else:
             others["added" if name not in old else "removed" if name not in new else "changed"].append(name)
-    for what, found in others.items():
-        if found:
-            yield f"{what}: {first_names(found)}"
-
-
-def _stamp(folder: Path) -> dict[str, Any]:
-    """Return the stamp of a generated folder of any format."""
-    for path in (folder / MANIFEST, *folder.glob(f"*/{MANIFEST}")):
-        try:
-            stamp = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            continue
-        except (ValueError, RecursionError):
-            break
-        return stamp if isinstance(stamp, dict) else {}
-    raise ToolError(f"{folder}: expected a folder that build wrote, found no {MANIFEST} that can be read", exit_code=2)
+    for what, rest in others.items():
+        if rest:
+            yield f"{what}: {first_names(rest)}"
 
 
 def changed_lines(name: str, old: bytes, new: bytes) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from deepseek_triton_build import (
     FORMATS,
-    Budget,
     DisaggregatedPlan,
     Plan,
     PlanWarning,
@@ -56,7 +55,7 @@ class PlannedLaunch:
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return `plan` for json.dumps. Sizes are in bytes. Fields that another engine's plan lacks are null or empty."""
-    release, recipe = plan.release, plan.recipe
+    release, recipe, budget = plan.release, plan.recipe, plan.budget
     record = plan.release or plan.vllm
     return {
         "schema": SCHEMA,
@@ -80,7 +79,20 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "files": [dataclasses.asdict(file) for file in plan.files],
         "environment": [dataclasses.asdict(variable) for variable in plan.environment],
         "unset_environment": [dataclasses.asdict(variable) for variable in plan.unset_environment],
-        "memory": _memory(plan.budget) if plan.budget else None,
+        "memory": budget
+        and {
+            "total": budget.memory,
+            "weights": budget.weights,
+            "kv_cache": budget.kv_cache,
+            "cuda_graphs": budget.cuda_graphs,
+            "cuda_context": budget.context,
+            "activations": budget.activations,
+            "sampler": budget.sampler,
+            "free": budget.free,
+            "kv_bytes_per_token": budget.kv_bytes_per_token,
+            "kv_tokens": budget.kv_tokens,
+            "kv_tokens_of_instance": budget.total_kv_tokens,
+        },
         "concurrency": [dataclasses.asdict(row) for row in concurrency(plan)],
         "max_concurrency": plan.max_concurrency or None,
         "host_memory_bytes": plan.host_memory or None,
@@ -96,21 +108,22 @@ def concurrency(plan: Plan) -> Iterator[Concurrency]:
         return
     planned = (plan.workload.isl or 0, plan.workload.osl or 0)
     asked = plan.request.workload
-    lengths = (
-        {planned} if asked.isl or asked.osl else {planned, *(pair for pair in _LENGTHS if _is_served(plan, *pair))}
+    limits = plan.canonical
+    chunked = limits.get("enable_chunked_prefill")
+    is_chunked = bool(chunked) if plan.vllm is None else chunked is not False  # vLLM's default is on
+    longest, prompt = (
+        ("max_seq_len", "max_num_tokens") if plan.vllm is None else ("max_model_len", "max_num_batched_tokens")
     )
+    lengths = {planned}
+    if not (asked.isl or asked.osl):
+        lengths |= {
+            (isl, osl)
+            for isl, osl in _LENGTHS
+            if isl + osl <= limits[longest] and (is_chunked or isl <= limits[prompt])
+        }
     for isl, osl in sorted(lengths):
         held = plan.budget.concurrent_requests(isl, osl)
         yield Concurrency(isl=isl, osl=osl, kv_cache_holds=held, runs=min(held, plan.max_concurrency))
-
-
-def _is_served(plan: Plan, isl: int, osl: int) -> bool:
-    given = plan.canonical
-    if plan.vllm is not None:
-        chunked = given.get("enable_chunked_prefill") is not False  # on by default
-        return isl + osl <= given["max_model_len"] and (chunked or isl <= given["max_num_batched_tokens"])
-    chunked = bool(given.get("enable_chunked_prefill"))
-    return isl + osl <= given["max_seq_len"] and (chunked or isl <= given["max_num_tokens"])
 
 
 def launch(plan: Plan) -> PlannedLaunch:
@@ -155,23 +168,6 @@ def launch(plan: Plan) -> PlannedLaunch:
     )
 
 
-def _memory(budget: Budget) -> dict[str, int]:
-    """The memory of one GPU in bytes, and the tokens that the KV caches hold."""
-    return {
-        "total": budget.memory,
-        "weights": budget.weights,
-        "kv_cache": budget.kv_cache,
-        "cuda_graphs": budget.cuda_graphs,
-        "cuda_context": budget.context,
-        "activations": budget.activations,
-        "sampler": budget.sampler,
-        "free": budget.free,
-        "kv_bytes_per_token": budget.kv_bytes_per_token,
-        "kv_tokens": budget.kv_tokens,
-        "kv_tokens_of_instance": budget.total_kv_tokens,
-    }
-
-
 def warning_document(warned: PlanWarning) -> dict[str, Any]:
     """Return a broken rule for json.dumps."""
     rule, violation = warned.rule, warned.violation
@@ -205,7 +201,17 @@ def show_plan(plan: Plan, *, as_json: bool, brief: bool = False) -> None:
         _show_memory(plan)
         if not brief:
             _show_settings(plan)
-        _show_launch(plan)
+        how = launch(plan)
+        print(styled("Start", "1"))
+        if plan.checkpoint is not None:
+            weights, host = _decimal(plan.checkpoint.weight_bytes), _decimal(plan.host_memory)
+            ahead = "the engine reads them ahead, with less it loads more slowly"
+            then = "the page cache keeps them for the next start" if plan.vllm else ahead
+            print(paragraph(f"loads {weights} of weights; with {host} of memory available on each node {then}"))
+        nodes = "one node" if how.nodes == 1 else f"{how.nodes} nodes of {how.gpus_per_node} GPUs"
+        ranks = f", {how.mpi_ranks} MPI ranks" if how.mpi_ranks else ""
+        print(paragraph(f"{nodes}{ranks}: {how.command}, {how.where}"))
+        print(paragraph(f"`deepseek-triton build` with the same options and --output DIR writes it, with {how.script}"))
         show_warnings(plan)
         if plan.omissions and not brief:
             print(f"\n{styled('Left out', '1')}")
@@ -334,20 +340,6 @@ def _show_memory(plan: Plan) -> None:
     limit = "max_num_seqs" if plan.vllm else "max_batch_size"
     title = f"Requests at once, of all {plan.world_size} GPUs; {limit} allows {plan.max_concurrency:,}"
     show(Table(title=title, headings=("input tokens", "output tokens", "KV cache holds", "run at once"), rows=counts))
-
-
-def _show_launch(plan: Plan) -> None:
-    how = launch(plan)
-    print(styled("Start", "1"))
-    if plan.checkpoint is not None:
-        weights, host = _decimal(plan.checkpoint.weight_bytes), _decimal(plan.host_memory)
-        ahead = "the engine reads them ahead, with less it loads more slowly"
-        then = "the page cache keeps them for the next start" if plan.vllm else ahead
-        print(paragraph(f"loads {weights} of weights; with {host} of memory available on each node {then}"))
-    nodes = "one node" if how.nodes == 1 else f"{how.nodes} nodes of {how.gpus_per_node} GPUs"
-    ranks = f", {how.mpi_ranks} MPI ranks" if how.mpi_ranks else ""
-    print(paragraph(f"{nodes}{ranks}: {how.command}, {how.where}"))
-    print(paragraph(f"`deepseek-triton build` with the same options and --output DIR writes it, with {how.script}"))
 
 
 def _decimal(size: int) -> str:

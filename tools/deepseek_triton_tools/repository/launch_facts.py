@@ -85,6 +85,10 @@ def serving_of(source: str) -> Serving:
     first = served[0].model_yaml.resolve()
     stamp, _ = read_stamp(first.parent.parent, "")
     size, size_from = _size(source, served, stamp)
+    document, _ = read_yaml(first, str(first))
+    values = document.values if document else {}
+    sizes = [values.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data")]
+    num_gpus = math.prod(size for size in sizes if isinstance(size, int)) if isinstance(sizes[0], int) else None
     gpu = gpus().get(stamp.text("gpu") or "")
     return Serving(
         source=source,
@@ -100,7 +104,7 @@ def serving_of(source: str) -> Serving:
         size=size,
         size_from=size_from,
         image=stamp.text("image"),
-        num_gpus=_num_gpus(first),
+        num_gpus=num_gpus,
         gpus_per_node=gpu.gpus_per_node if gpu else None,
     )
 
@@ -149,15 +153,6 @@ def _mounts(folder: str) -> Iterator[tuple[str, str]]:
             there = os.path.dirname(os.path.normpath(os.path.join(folder, os.readlink(path))))
             if not Path(there).is_relative_to(folder):
                 yield there, os.path.dirname(os.path.realpath(path))
-
-
-def _num_gpus(model_yaml: Path) -> int | None:
-    document, _ = read_yaml(model_yaml, str(model_yaml))
-    values = document.values if document else {}
-    tensor, others = values.get("tensor_parallel_size"), ("pipeline_parallel_size", "data_parallel_size")
-    if not isinstance(tensor, int):
-        return None
-    return math.prod(size for size in (tensor, *map(values.get, others)) if isinstance(size, int))
 
 
 START_SCRIPT = "start.sh"
