@@ -308,7 +308,7 @@ def _start(args: argparse.Namespace) -> int:
     :raises ToolError: with all that is wrong.
     """
     from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS, PAIR_FORMS, PRINTED_FORMS
-    from deepseek_triton_tools.launching.launched_pair import LaunchedPair, is_pair, pair_of
+    from deepseek_triton_tools.launching.launch_settings import LaunchedPair, is_pair, pair_of
     from deepseek_triton_tools.repository.launch_facts import LaunchFacts, facts_of
 
     launched: LaunchFacts | LaunchedPair

@@ -29,8 +29,7 @@ from deepseek_triton_tools.launching.kubernetes_manifest import (
     slug_of,
 )
 from deepseek_triton_tools.launching.kubernetes_yaml import RepositoryFile, document, filled, mapping, repository_files
-from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.launched_pair import LaunchedPair
+from deepseek_triton_tools.launching.launch_settings import LaunchedPair, LaunchOptions
 from deepseek_triton_tools.launching.start_script import FIRST_NODE, needs_master
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.text_templates import wrapped

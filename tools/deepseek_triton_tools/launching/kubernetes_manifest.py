@@ -369,6 +369,11 @@ class Manifest:
         """
         facts, options, stop = self.facts, self.options, self.options.stop_times
         words = ("launch", *options.server_args) if options.server_args else ()  # the first is the script's own name
+        script, stop_script = "start-node.sh" if self.is_group else "start-server.sh", "stop-node.sh"
+        if self.uses_ssh:
+            script, stop_script = "start-leader.sh" if serves else "start-worker.sh", "stop-worker.sh"
+        places = {"copies": bool(self.config_map), "mounted": REPOSITORY_MOUNT, "repository": REPOSITORY}
+        places |= {"keys": _SSH_MOUNT, "gather_s": self.start.gather_s}
         values = {
             "serves": serves,
             "ssh": self.uses_ssh,
@@ -378,8 +383,8 @@ class Manifest:
             "pull_secret": _quoted(options.pull_secret),
             "node_selector": options.node_selector and mapping(dict(options.node_selector)),
             "image": json.dumps(self.image),
-            "script": self._script(serves=serves),
-            "stop_script": self._stop_script(),
+            "script": filled(script, places).splitlines(),
+            "stop_script": filled(stop_script, {"port": options.http_port}).splitlines(),
             "server_args": [json.dumps(literal(word)) for word in words],
             "http_port": options.http_port,
             "grpc_port": options.grpc_port,
@@ -413,16 +418,6 @@ class Manifest:
         """Return the names of the server's environment variables, in order and with repeated ones."""
         pod = parse_yaml(self._pod(serves=True))
         return [entry["name"] for entry in pod["containers"][0]["env"]]
-
-    def _script(self, *, serves: bool) -> list[str]:
-        alone = "start-node.sh" if self.is_group else "start-server.sh"
-        name = ("start-leader.sh" if serves else "start-worker.sh") if self.uses_ssh else alone
-        values = {"copies": bool(self.config_map), "mounted": REPOSITORY_MOUNT, "repository": REPOSITORY}
-        return filled(name, values | {"keys": _SSH_MOUNT, "gather_s": self.start.gather_s}).splitlines()
-
-    def _stop_script(self) -> list[str]:
-        name = "stop-worker.sh" if self.uses_ssh else "stop-node.sh"
-        return filled(name, {"port": self.options.http_port}).splitlines()
 
     def _start_values(self) -> dict[str, Any]:
         """Return the values of the startup probe."""

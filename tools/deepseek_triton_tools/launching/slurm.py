@@ -25,8 +25,7 @@ from typing import Any
 from deepseek_triton_build.text import enroot_image, for_comment, safe_name
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers
-from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.launched_pair import LaunchedPair, PairSide
+from deepseek_triton_tools.launching.launch_settings import LaunchedPair, LaunchOptions, PairSide
 from deepseek_triton_tools.launching.start_script import (
     FIRST_NODE,
     LAUNCH_TAG,

@@ -339,7 +339,9 @@ class ServerProcess:
         began = time.monotonic()
         while self.stop_requested or not (self._is_ready and self._has_metrics()):
             if on_progress:
-                on_progress(StartProgress(time.monotonic() - began, self._last_message()))
+                parsed = map(parse_log_line, reversed(self.log_tail))
+                last = next((line.message for line in parsed if line.message and not line.is_table), "")
+                on_progress(StartProgress(time.monotonic() - began, last))
             if not self._has_ended(_TICK_S) and not self._hopeless:
                 continue
             if not self.stop_requested:
@@ -368,10 +370,6 @@ class ServerProcess:
         ):
             return client.readiness()[0].state == "ready"
         return False
-
-    def _last_message(self) -> str:
-        parsed = map(parse_log_line, reversed(self.log_tail))
-        return next((line.message for line in parsed if line.message and not line.is_table), "")
 
     def failure(self) -> ServerFailedError:
         """The error for a server that ended without being asked to, and where to read more."""
