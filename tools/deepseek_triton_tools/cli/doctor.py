@@ -197,8 +197,9 @@ def _host_findings(hosts: Sequence[str], machine: Machine, expected: Expected) -
 
 SCHEMA = "deepseek-triton/doctor/1"
 TUNING_SCHEMA = "deepseek-triton/tune/1"
+# Level -> exit code. The worst finding decides.
 _CODES: Mapping[Level, int] = {"ok": 0, "skipped": 0, "note": 0, "warning": 3, "error": 1}
-"""Level -> exit code. The worst finding decides."""
+# Level -> (the word in front of a finding, its ANSI style).
 _WORDS: Mapping[Level, tuple[str, str]] = {
     "ok": ("ok     ", "32"),
     "skipped": ("-      ", "2"),
@@ -206,13 +207,12 @@ _WORDS: Mapping[Level, tuple[str, str]] = {
     "warning": ("warning", "33"),
     "error": ("error  ", "31"),
 }
-"""Level -> (the word in front of a finding, its ANSI style)."""
+# Whether something works -> (the word in front of it, its ANSI style).
 _ANSWERS = {True: ("yes", "32"), False: ("no ", "31")}
-"""Whether something works -> (the word in front of it, its ANSI style)."""
+# State of a setting -> ANSI style, in the order in which the states are shown.
 _STATES: Mapping[SettingState, str] = {"differs": "33", "as advised": "32", "unknown": "2"}
-"""State of a setting -> ANSI style, in the order in which the states are shown."""
+# Levels that only --verbose shows.
 _HIDDEN = ("ok", "skipped")
-"""Levels that only --verbose shows."""
 # Bytes of weights from which a rehearsal is worth its minute.
 _LARGE = 10**10
 # The most GPUs that can share the tiny model's 8 experts.

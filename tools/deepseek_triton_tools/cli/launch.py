@@ -131,6 +131,7 @@ _PODS = {
     --autoscale  what follows the load up to --max-replicas: hpa needs a metrics adapter, keda KEDA (default: hpa)
     """,
 }
+# Form -> summary, examples, and groups of options: an option in each line, with the name of its value, and help.
 _FORMS: dict[str, tuple[str, tuple[str, str], dict[str, str]]] = {
     "local": (
         "run it on this machine, where tritonserver and the engine are installed",
@@ -177,7 +178,6 @@ _FORMS: dict[str, tuple[str, tuple[str, str], dict[str, str]]] = {
         },
     ),
 }
-"""Form -> summary, examples, and groups of options: an option in each line, with the name of its value, and help."""
 _RUN_AT_ONCE = ("local", "docker")
 
 
@@ -273,6 +273,7 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
+# Option -> type of its value; of the others it is any text that is not blank.
 _TYPES: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("--http-port", "--grpc-port", "--metrics-port", "--ssh-port"), port),
     **dict.fromkeys(("--replicas", "--max-replicas", "--target", "--gateway-replicas"), positive),
@@ -289,7 +290,6 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "--route-parent": _matching("(?:([^/]+)/)?([^/]+)", "NAME or NAMESPACE/NAME of a Gateway"),
     "--rdma": lambda text: (_resource(text)[0], int(_resource(text)[1])),
 }
-"""Option -> type of its value; of the others it is any text that is not blank."""
 _SETTINGS: dict[str, dict[str, Any]] = {
     "--job-name": {"dest": "name"},
     "--no-container": {"dest": "container", "action": "store_false"},

@@ -25,8 +25,8 @@ _KILLED = (
     "tritonserver had not ended {} s after the stop and was killed; as long as a client keeps a gRPC stream open, "
     "Triton 2.51 doesn't end"
 )
+# Seconds that the supervisor gives a server after the exit timeout, in which it unloads its models.
 _PATIENCE_S = 15
-"""Seconds that the supervisor gives a server after the exit timeout, in which it unloads its models."""
 
 
 def add_options(verb: VerbParser) -> None:

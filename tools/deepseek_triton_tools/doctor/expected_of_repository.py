@@ -22,8 +22,8 @@ from deepseek_triton_tools.repository.launch_facts import START_SCRIPT, serving_
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 _ON_GPUS = (TENSORRT_LLM, VLLM)
+# A line of start.sh that lets DeepGEMM compile with NVCC.
 _NVCC = re.compile(r"^export TRTLLM_DG_JIT_USE_NVCC=\W*(?:TRTLLM_DG_JIT_USE_NVCC:-)?1\b", re.M)
-"""A line of start.sh that lets DeepGEMM compile with NVCC."""
 
 
 def expected_of(repository: Path, report: Report, model: Path | None) -> Expected:

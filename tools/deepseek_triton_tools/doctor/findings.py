@@ -189,13 +189,13 @@ CAPABILITIES = {
 }
 
 
+# Engine of the repository -> the launch forms that start it on this machine -> the capability they need besides.
 _STARTED_BY: Mapping[str, Mapping[str, str]] = {
     TENSORRT_LLM: {LOCAL: SERVE, MPIRUN: SERVE},
     VLLM: {LOCAL: SERVE_VLLM},
     "reference": {LOCAL: DEMO},
     "simulated": {LOCAL: SIMULATED},
 }
-"""Engine of the repository -> the launch forms that start it on this machine -> the capability they need besides."""
 
 
 def concerns(needs: Sequence[str], expected: Expected) -> bool:

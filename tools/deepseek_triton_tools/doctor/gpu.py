@@ -45,8 +45,8 @@ _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 # Any field of a GPU may hold one of these when the GPU no longer answers.
 _LOST_WORDS = ("[GPU is lost]", "[GPU requires reset]")
 _ERROR_WORDS = re.compile("lost|mismatch|rror|ailed|[Uu]nable")
+# Characters of a message of nvidia-smi that are shown.
 _MAX_MESSAGE = 160
-"""Characters of a message of nvidia-smi that are shown."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 NO_ANSWER = "no answer before its deadline"
 # Pattern of the name and MiB that nvidia-smi tells -> the catalogue's names; the first that fits counts. PCIe and NVL
@@ -66,11 +66,12 @@ _OLDEST_CAPABILITY = "9.0"
 _IDLE_MIB = 1024
 # Share of a GPU's memory. An assumption: a plan leaves no more than this free besides the KV cache.
 _MUCH = 0.1
+# Cause and fix.
 _LOST = (
     "a GPU has fallen off the bus or has stopped working (Xid 79 and others in dmesg)",
     "drain the machine; nvidia-smi -r resets a GPU that still answers, otherwise restart the machine",
 )
-"""Cause and fix."""
+# Words of nvidia-smi -> cause and fix.
 _KNOWN_MESSAGES: Mapping[str, tuple[str, str]] = {
     "version mismatch": (
         "the driver was replaced while it was loaded",
@@ -93,7 +94,6 @@ _KNOWN_MESSAGES: Mapping[str, tuple[str, str]] = {
         "look for Xid and NVRM in dmesg; restart the machine",
     ),
 }
-"""Words of nvidia-smi -> cause and fix."""
 _INSTALL_DRIVER = "install NVIDIA's driver"
 
 

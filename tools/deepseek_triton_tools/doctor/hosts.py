@@ -44,8 +44,8 @@ _SAME_CONTAINER = "run the same container on every host"
 _CONNECT_S = 10
 # For all checks of one host, which read the headers of 163 files, perhaps on a slow file system.
 _DEADLINE_S = 120
+# Hosts that are examined at the same time.
 _MAX_CONNECTIONS = 32
-"""Hosts that are examined at the same time."""
 _PACKAGE = "deepseek_triton_tools"
 # The files and folders that are sent. They import each other and the standard library only (a test holds that).
 SENT = (
@@ -65,6 +65,7 @@ BOOTSTRAP = (
     "main()\n"
 )
 _NO_PYTHON = ("there is no such Python on it", "install python3, or name its Python with --python")
+# Words on standard error -> cause and fix; the first that fits counts.
 _KNOWN_MESSAGES = (
     (
         "Permission denied",
@@ -92,7 +93,6 @@ _KNOWN_MESSAGES = (
         "name another Python with --python",
     ),
 )
-"""Words on standard error -> cause and fix; the first that fits counts."""
 
 
 # Fact of HostReport.facts that must have one value on all hosts -> cause, fix.
@@ -127,8 +127,8 @@ SHARED_FACTS: Mapping[str, tuple[str, str]] = {
     ),
 }
 _ONLY_WARN = ("Python", "mpi4py", "GPU driver")
+# Of the other facts a difference is an error with a repository for an engine on GPUs, else a warning.
 _ALWAYS_ERRORS = ("repository", "checkpoint index")
-"""Of the other facts a difference is an error with a repository for an engine on GPUs, else a warning."""
 
 
 def compare(reports: Sequence[HostReport], expected: Expected) -> Iterator[Reported]:

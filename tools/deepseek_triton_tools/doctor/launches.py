@@ -11,12 +11,13 @@ from deepseek_triton_tools.doctor.software import STUB
 from deepseek_triton_tools.doctor.system import SHM
 
 _SUPERVISOR = "supervise.py"
+# Begins the name of a launch's shared memory; the launch tag and an underscore follow.
 _REGION_PREFIX = "deepseek_triton_"
-"""Begins the name of a launch's shared memory; the launch tag and an underscore follow."""
 _MOST_NAMED = 3
 _VLLM_TITLE = "VLLM::"
 # Programs that start ranks on a host where the supervisor is not, and end them when it ends: Open MPI 4, 5, Slurm.
 _DAEMONS = ("orted", "prted", "slurmstepd")
+# Expression for what sinfo 22.05 says -> cause and fix. The first that fits counts.
 _SLURM_MESSAGES: Mapping[str, tuple[str, str]] = {
     "configuration source|configuration file|cannot stat file": (
         "this machine belongs to no Slurm cluster: it has no slurm.conf, and DNS names none",
@@ -31,7 +32,6 @@ _SLURM_MESSAGES: Mapping[str, tuple[str, str]] = {
         "start munge, with the cluster's key",
     ),
 }
-"""Expression for what sinfo 22.05 says -> cause and fix. The first that fits counts."""
 
 
 def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:

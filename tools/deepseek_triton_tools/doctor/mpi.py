@@ -29,12 +29,12 @@ _SPAWN = (
 )
 _LIBRARY = "from mpi4py import rc; rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
+# Kind -> how `mpirun --version` names its version.
 _MPI_KINDS = (
     ("Open MPI", r"Open MPI\) (\S+)"),
     ("Intel MPI", r"Intel\(R\) MPI Library.* Version (\S+)"),
     ("MPICH", r"Version:\s+(\S+)"),
 )
-"""Kind -> how `mpirun --version` names its version."""
 _REINSTALL_MPI4PY = "pip install --force-reinstall --no-binary mpi4py mpi4py, with mpirun's own mpicc first on PATH"
 
 

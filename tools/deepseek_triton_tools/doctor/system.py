@@ -23,8 +23,8 @@ from deepseek_triton_tools.host.units import part_of, sized
 
 GIB, MIB = 2**30, 2**20
 SHM = "/dev/shm"
+# Begin the names of a tritonserver's shared memory: Triton's own prefix, and start.sh's.
 _REGION_PREFIXES = ("triton_python_backend_shm_region", "deepseek_triton_")
-"""Begin the names of a tritonserver's shared memory: Triton's own prefix, and start.sh's."""
 # Bytes that NVIDIA asks for in a container that uses NCCL: --shm-size=1g (NCCL's user guide, troubleshooting).
 _SHM_WANTED = GIB
 # Docker's own default. A model of the Python backend takes 1 MiB at the start and more for what it hands over; NCCL
@@ -39,8 +39,8 @@ _CAP_IPC_LOCK = 1 << 14
 _CAP_SYS_NICE = 1 << 23
 # uid_map of the first user namespace (user_namespaces(7)).
 _ALL_USERS = ["0", "0", "4294967295"]
+# Beginnings of the names of interfaces that don't lead to another machine.
 _VIRTUAL = re.compile(r"docker|veth|virbr|br-|cni|flannel|cali|lxc|tun|tap|ifb|dummy|kube")
-"""Beginnings of the names of interfaces that don't lead to another machine."""
 _SEND_BUFFER = "/proc/sys/net/core/wmem_default"
 # Bytes with which no stream was torn (docs/tritonserver.md). Linux's default is 212,992.
 _SEND_BUFFER_WANTED = 2**24

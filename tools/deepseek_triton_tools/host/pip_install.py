@@ -18,6 +18,7 @@ from pathlib import Path
 # Dependency groups need 25.1.
 _UPGRADE = ("pip>=25.1",)
 _UNREACHABLE = "the package index can't be reached ({0}); PIP_INDEX_URL names another, https_proxy a proxy"
+# A pattern in pip's output -> what it means. The first that is found counts: what comes later follows from it.
 _CAUSES = (
     (r"(No space left on device|Disk quota exceeded)", "{0}: make room, or let TMPDIR name another folder"),
     (r"connection broken by '\w*ProxyError.*?(\[Errno -?\d+\] [^')]+|\d{3} [\w ]+)", _UNREACHABLE),
@@ -29,7 +30,6 @@ _CAUSES = (
     (r"ERROR: No matching distribution found for (.+)", "no package index that answered has {0} for this Python"),
     (r"ERROR: Could not install packages due to an OSError: (.+)", "{0}"),
 )
-"""A pattern in pip's output -> what it means. The first that is found counts: what comes later follows from it."""
 
 
 def failure(output: str) -> str:

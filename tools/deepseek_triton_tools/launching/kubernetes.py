@@ -35,12 +35,12 @@ from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.text_templates import wrapped
 from deepseek_triton_tools.tool_errors import ToolError
 
+# RFC 1123.
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-"""RFC 1123."""
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _MAX_SUBDOMAIN = 253
+# The name of a node's label behind its slash, and its value (kubernetes.io, Labels and Selectors).
 _NODE_LABEL_PART = r"[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?"
-"""The name of a node's label behind its slash, and its value (kubernetes.io, Labels and Selectors)."""
 _NODE_LABEL = re.compile(rf"({_SUBDOMAIN}/)?{_NODE_LABEL_PART}")
 _NODE_VALUE = re.compile(rf"({_NODE_LABEL_PART})?")
 _RESOURCE = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?")
@@ -174,9 +174,9 @@ def _routing_refusals(options: LaunchOptions) -> Iterator[str]:
         yield "--autoscale keda: name the namespace with --namespace, because KEDA looks for the servers there"
 
 
+# Characters. A StatefulSet's pods get a label of its name and a hash of at most 63: NAME-0-REVISION-generation takes 22
+# more than NAME, the number of a group 4, and the hash 11.
 _MAX_PAIR_NAME = 26
-"""Characters. A StatefulSet's pods get a label of its name and a hash of at most 63: NAME-0-REVISION-generation
-takes 22 more than NAME, the number of a group 4, and the hash 11."""
 
 
 def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:

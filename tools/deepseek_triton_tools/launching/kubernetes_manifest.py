@@ -79,11 +79,11 @@ MAX_INT32 = 2**31 - 1
 # Share of the sequences that run at once, at which the autoscaler aims, because a further replica comes only after a
 # whole load. An assumption.
 _TARGET_SHARE = 0.8
+# Tells an endpoint picker of the Gateway API which metrics to read: nv_trt_llm_*, which every engine here has.
 _ENGINE_LABEL = {"llm-d.ai/engine-type": "triton-tensorrt-llm"}
-"""Tells an endpoint picker of the Gateway API which metrics to read: nv_trt_llm_*, which every engine here has."""
 _GATEWAYS = 2
+# Largest stabilizationWindowSeconds (autoscaling/v2).
 _MAX_WINDOW_S = 3600
-"""Largest stabilizationWindowSeconds (autoscaling/v2)."""
 
 
 def object_name(facts: LaunchFacts, options: LaunchOptions) -> str:

@@ -48,8 +48,8 @@ def literal(value: str) -> str:
 
 MAX_BYTES = 2**20
 """Limit of all values together (kubernetes.io, ConfigMaps: "The data stored in a ConfigMap cannot exceed 1 MiB")."""
+# Characters; [-._a-zA-Z0-9] are allowed (k8s.io/apimachinery, validation.IsConfigMapKey).
 _MAX_KEY = 253
-"""Characters; [-._a-zA-Z0-9] are allowed (k8s.io/apimachinery, validation.IsConfigMapKey)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,8 +74,8 @@ PERIOD_S = 10
 """Seconds between two requests of a startup probe."""
 PROBE_SPARE_S = 60
 """Seconds between the end of the supervisor and the end of the probe. An assumption."""
+# Share of the bytes that must have been read from storage; with less, the rate is not the storage's but memory's.
 _MEASURED_SHARE = 0.5
-"""Share of the bytes that must have been read from storage; with less, the rate is not the storage's but memory's."""
 
 
 @dataclass(frozen=True, kw_only=True)

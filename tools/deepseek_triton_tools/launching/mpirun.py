@@ -26,8 +26,8 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SLOTS = re.compile(r"\s+(?:max[-_]?slots|slots)\s*=\s*\d+|:\d+", re.ASCII)
+# Variables that only tritonserver needs, which runs on the first node.
 _LEADER_ONLY = ("GRPC_ADDRESS", "METRICS_ADDRESS")
-"""Variables that only tritonserver needs, which runs on the first node."""
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:

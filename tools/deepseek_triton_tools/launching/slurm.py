@@ -38,14 +38,14 @@ from deepseek_triton_tools.launching.start_script import (
 )
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
+# Values that need no quotes on a line of #SBATCH, which has its own rules for quotes.
 _PLAIN = re.compile(r"[\w./:@%+=,\[\]~-]+", re.ASCII)
-"""Values that need no quotes on a line of #SBATCH, which has its own rules for quotes."""
+# Seconds after the end of tritonserver in which vLLM's other nodes are left alone.
 _NODES_END_S = 10
-"""Seconds after the end of tritonserver in which vLLM's other nodes are left alone."""
+# Folder that enroot shares with its containers, unlike /tmp (NVIDIA/enroot conf/mounts/10-system.fstab).
 _SHARED_FOLDER = "/dev/shm"
-"""Folder that enroot shares with its containers, unlike /tmp (NVIDIA/enroot conf/mounts/10-system.fstab)."""
+# Paths that pyxis takes in --container-mounts (NVIDIA/pyxis#133).
 _MOUNTABLE = re.compile(r"[^\s,:]+")
-"""Paths that pyxis takes in --container-mounts (NVIDIA/pyxis#133)."""
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
@@ -231,6 +231,7 @@ def continued(rows: Iterable[list[str]]) -> str:
 
 
 _NODES, _FIRST_NODE, _TAG, _NTH_NODE, _NTH_WHERE = "@NODES@", "@FIRST@", "@TAG@", "@NTH@", "@WHERE@"
+# Placeholder, which shlex leaves as it is -> what the shell puts there.
 _VARIABLES = {
     _NODES: '"$1"',
     _FIRST_NODE: '"${1%%,*}"',
@@ -238,7 +239,6 @@ _VARIABLES = {
     _NTH_NODE: '"${nodes_of[n]%%,*}"',
     _NTH_WHERE: "${where_of[n]}",  # without quotes, because it may be several options, or none
 }
-"""Placeholder, which shlex leaves as it is -> what the shell puts there."""
 
 
 def pair_refusals(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:

@@ -54,10 +54,10 @@ def nodes_by_hand(facts: LaunchFacts, options: LaunchOptions, form: str) -> Iter
 LAUNCH_TAG = "DEEPSEEK_TRITON_LAUNCH"
 """Variable that all processes of a launch have. start.sh makes a new value at each start."""
 _NO_TAG = "00000000"
+# The key of Triton's closed endpoints in the command, which is a new one at each start too.
 _KEY = re.compile(r"(?<=:closed=)[0-9a-f]{32}")
-"""The key of Triton's closed endpoints in the command, which is a new one at each start too."""
+# Seconds; start.sh has nothing to wait for.
 _DRY_RUN_S = 30
-"""Seconds; start.sh has nothing to wait for."""
 
 
 def server_environment(options: LaunchOptions) -> dict[str, str]:

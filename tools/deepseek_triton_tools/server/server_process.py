@@ -36,24 +36,25 @@ Port = int | Literal["auto"]
 
 _ENDPOINTS = ("http", "grpc", "metrics")
 _FIRST_UNPRIVILEGED = 1024
+# Number of ports that `auto` chooses from. With Linux's defaults they are 16384 to 32767.
 _PORT_CHOICE = 16384
-"""Number of ports that `auto` chooses from. With Linux's defaults they are 16384 to 32767."""
 _TICK_S = 0.2
 _LOG_TAIL_LINES = 2000
 _ANSWER_S = 5.0
+# Seconds before a stop, for clients that just had their answers to disconnect. A SIGTERM in the moment in which a
+# client disconnects can crash Triton 2.51; 0.2 s between the two were enough in every try (docs/tritonserver.md).
 _CLIENTS_LEAVE_S = 0.5
-"""Seconds before a stop, for clients that just had their answers to disconnect. A SIGTERM in the moment in which a
-client disconnects can crash Triton 2.51; 0.2 s between the two were enough in every try (docs/tritonserver.md)."""
+# Seconds for the last output, and for the supervisor's guard where the supervisor itself was killed.
 _LAST_OUTPUT_S = 5
-"""Seconds for the last output, and for the supervisor's guard where the supervisor itself was killed."""
 _TRIES = 3
+# The supervisor's signal that ends everything at once.
 _END_NOW = signal.SIGUSR2
-"""The supervisor's signal that ends everything at once."""
+# Beginning of the supervisor's own lines.
 _SUPERVISOR = "deepseek-triton: "
-"""Beginning of the supervisor's own lines."""
+# The supervisor's words at the end of a stop that took longer than the exit timeout and 15 s.
 _KILLED = "did not end in time and was killed"
-"""The supervisor's words at the end of a stop that took longer than the exit timeout and 15 s."""
 
+# tritonserver's option that `serve` sets -> the option of `serve` for it.
 _OWN_OPTIONS = {
     "--model-repository": "DIR",
     "--model-store": "DIR",
@@ -66,12 +67,11 @@ _OWN_OPTIONS = {
     "--exit-timeout-secs": "--exit-timeout",
     "--log-file": "--log-file",
 }
-"""tritonserver's option that `serve` sets -> the option of `serve` for it."""
 
 _CLOSING_OPTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
+# Triton's endpoints that want a key which nobody is told, as in start.sh. By them any client could map the host's
+# memory, have files written and change what is logged.
 _CLOSED_APIS = "shared-memory,trace,logging"
-"""Triton's endpoints that want a key which nobody is told, as in start.sh. By them any client could map the host's
-memory, have files written and change what is logged."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failu
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 from deepseek_triton_tools.tool_errors import ServerFailedError
 
+# Seconds for the server's answer.
 _ANSWER_S = 10.0
-"""Seconds for the server's answer."""
+# The end of Triton 2.51.0's message on a model that it neither has nor loads. A proxy's 404 has other words.
 _UNKNOWN = "is not found"
-"""The end of Triton 2.51.0's message on a model that it neither has nor loads. A proxy's 404 has other words."""
 
 
 async def missing_model(client: AsyncClient) -> str:
@@ -64,14 +64,16 @@ def _index(url: str) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
+# Bytes read of a log that exists already: enough to tell the phase.
 _TAIL_BYTES = 64 * 2**10
-"""Bytes read of a log that exists already: enough to tell the phase."""
+# Most bytes read at once.
 _STEP_BYTES = 2**20
-"""Most bytes read at once."""
 _KEPT_LINES = 2000
+# Seconds between two looks at whether the server has the model at all.
 _MISSING_PERIOD_S = 1.0
-"""Seconds between two looks at whether the server has the model at all."""
 
+# Phase -> a pattern of the line that begins it, in the usual order. The lines are of Triton 2.51, TensorRT-LLM 1.1 and
+# this project's backend. Where another release words a line differently, the phase stays as it is.
 _PHASES = (
     ("starting", re.compile(r"pinned_memory_manager\.cc")),
     ("loading", re.compile(r"model_lifecycle\.cc.* \"?loading: |deepseek_backend INFO: loading ")),
@@ -83,13 +85,11 @@ _PHASES = (
     ("warming up", re.compile(r"deepseek_backend \w+: warm-up ")),
     ("opening its ports", re.compile(r"model_lifecycle\.cc.* \"?successfully loaded ")),
 )
-"""Phase -> a pattern of the line that begins it, in the usual order. The lines are of Triton 2.51, TensorRT-LLM 1.1 and
-this project's backend. Where another release words a line differently, the phase stays as it is."""
 
 
 _BACKEND_ERROR = re.compile(r"deepseek_backend (?:ERROR|CRITICAL): (.+)")
+# Number of times that a failed server's log is read for the reason, within a second.
 _LOOKS = 10
-"""Number of times that a failed server's log is read for the reason, within a second."""
 
 
 class LogFollower:
