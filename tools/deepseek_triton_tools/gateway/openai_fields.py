@@ -186,16 +186,16 @@ CONTRACT_NAMES = {"bad_words": "bad"}
 INPUTS: Mapping[str, Reader] = {"priority": int32, "timeout_ms": int32}
 """Fields that are inputs of the wire contract."""
 
-WITHOUT_EFFECT = {
-    "user": "who asks is nothing to the model",
-    "safety_identifier": "who asks is nothing to the model",
-    "metadata": "nothing is kept here",
-    "store": "nothing is kept here",
-    "service_tier": "there is one tier",
-    "prompt_cache_retention": "the KV cache keeps what it has room for",
-    "prediction": "it is a hint for speed only",
-    "spaces_between_special_tokens": "DeepSeek's tokenizer puts none",
-}
+WITHOUT_EFFECT = (
+    "user",
+    "safety_identifier",
+    "metadata",
+    "store",
+    "service_tier",
+    "prompt_cache_retention",
+    "prediction",
+    "spaces_between_special_tokens",
+)
 """Fields that are accepted and change nothing, because clients send them everywhere. A null is the same as absent."""
 
 REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
