@@ -54,15 +54,6 @@ def write_page(
     :raises InstallationError: without plotly.
     :raises ToolError: when it can't be written.
     """
-    page = html_page(title, tables=tables, sections=sections, warnings=warnings)
-    with whole_file(path) as file:
-        file.write(page)
-
-
-def html_page(
-    title: str, *, tables: Sequence[str], sections: Sequence[PictureSection], warnings: Sequence[str] = ()
-) -> str:
-    """See `write_page`."""
     try:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
@@ -82,7 +73,9 @@ def html_page(
         # "</script>" in a name would end the script.
         "pictures": json.dumps(figures, allow_nan=False).replace("<", "\\u003c"),
     }
-    return filled(__package__, "report.html", values)
+    page = filled(__package__, "report.html", values)
+    with whole_file(path) as file:
+        file.write(page)
 
 
 def _section(section: PictureSection, first: int) -> str:

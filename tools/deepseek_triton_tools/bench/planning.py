@@ -67,18 +67,23 @@ def choose_load(result: BenchResult, slo: Slo) -> MeasuredLoad:
     if not tried:
         raise ToolError("the benchmark has no load that was answered without errors; plan without --from-bench")
     limits: Mapping[str, float] = {name: limit for name, limit in asdict(slo).items() if limit is not None}
-    missing = [_title(name) for name in limits if all(_worst(point, name) is None for point in tried)]
+    titles = {name: name.removesuffix("_ms").upper() for name in limits}
+    missing = [titles[name] for name in limits if all(_worst(point, name) is None for point in tried)]
     if missing:
         raise ToolError(f"the benchmark measured no {' and no '.join(missing)}: leave that out of --slo")
-    excess = {point.load: _excess(point, limits, is_counted=slo == result.slo) for point in tried}
+    is_counted = slo == result.slo
+    excess = {point.load: _excess(point, limits, is_counted=is_counted) for point in tried}
 
     def seen(point: BenchPoint) -> str:
-        parts = [f"{_title(name)} p99 {_worst(point, name) or 0.0:,.4g} ms" for name in limits]
-        if slo == result.slo and (bad_share := _bad_share(point)) is not None:
+        parts = [f"{title} p99 {_worst(point, name) or 0.0:,.4g} ms" for name, title in titles.items()]
+        if is_counted and (bad_share := _bad_share(point)) is not None:
             parts.append(f"{1 - bad_share:.1%} of the requests within all limits")
         return ", ".join(parts)
 
-    limits_text = ", ".join(f"{_title(name)} {limit:g} ms" for name, limit in limits.items())
+    def throughput(point: BenchPoint) -> float:
+        return fmean(run.figures.output_throughput for run in point.whole_runs)
+
+    limits_text = ", ".join(f"{titles[name]} {limit:g} ms" for name, limit in limits.items())
     keeping = [point for point in tried if excess[point.load] <= 1]
     if not keeping:
         nearest = min(tried, key=lambda point: excess[point.load])
@@ -86,7 +91,7 @@ def choose_load(result: BenchResult, slo: Slo) -> MeasuredLoad:
             f"no load of the benchmark keeps {limits_text} for 99 of 100 requests; the nearest is "
             f"{nearest.load.label} with {seen(nearest)}: measure a smaller load, or allow more with --slo"
         )
-    best = max(keeping, key=_throughput)
+    best = max(keeping, key=throughput)
     concurrency = best.load.concurrency if best.load.rate is None else None
     concurrency = concurrency or max(run.figures.peak_concurrency for run in best.whole_runs)
     isl, osl = _longest(best.whole_runs)
@@ -96,7 +101,7 @@ def choose_load(result: BenchResult, slo: Slo) -> MeasuredLoad:
         workload=Workload(isl=max(1, isl), osl=max(1, osl), concurrency=concurrency),
         profile="latency" if concurrency <= _FEW else "balanced" if concurrency <= _LOW else "throughput",
         max_inflight=concurrency if limits else None,
-        why=f"measured: {best.load.label} gave the most output tokens/s, {_throughput(best):,.0f}, of {loads}{kept}",
+        why=f"measured: {best.load.label} gave the most output tokens/s, {throughput(best):,.0f}, of {loads}{kept}",
         why_profile=f"measured: best with {concurrency:,} requests at once; latency is for up to {_FEW}, balanced for "
         f"up to {_LOW}, throughput for more",
     )
@@ -106,15 +111,6 @@ def _is_answered(point: BenchPoint) -> bool:
     """Errors are also what the server cancelled. Interrupted runs don't count."""
     figures = [run.figures for run in point.whole_runs]
     return bool(figures) and all(one.completed and not one.failed and not one.errors for one in figures)
-
-
-def _title(name: str) -> str:
-    """ "TTFT" of "ttft_ms"."""
-    return name.removesuffix("_ms").upper()
-
-
-def _throughput(point: BenchPoint) -> float:
-    return fmean(run.figures.output_throughput for run in point.whole_runs)
 
 
 def _worst(point: BenchPoint, name: str) -> float | None:

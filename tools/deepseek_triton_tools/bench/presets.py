@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, Distribution, from_document
+from deepseek_triton_tools.bench.result import BenchResult, from_document
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.terminal.tables import Table
 from deepseek_triton_tools.tool_errors import ToolError
@@ -107,25 +108,19 @@ def compared_figures(preset: BenchPreset, result: BenchResult) -> Iterator[Compa
     its deployment are multiplied by its speed, and rates divided."""
     speed = _speed(result)
     for point in result.points:
+        label, runs = point.load.label, [run.figures for run in point.counted_runs if run.figures.completed]
         for published in (each.published for each in preset.points if each.describes(point.load)):
             for name, title in _FIGURES.items():
-                mean = _mean(point, name)
-                if name in published and mean is not None:
-                    measured = mean * speed if name.endswith("_ms") else mean / speed
-                    yield ComparedFigure(
-                        load=point.load.label, name=title, published=published[name], measured=measured
-                    )
+                path, factor = (f"{name}.mean", speed) if name.endswith("_ms") else (name, 1 / speed)
+                values = [value for figures in runs if (value := figures.value(path)) is not None]
+                if name in published and values:
+                    measured = factor * fmean(values)
+                    yield ComparedFigure(load=label, name=title, published=published[name], measured=measured)
 
 
 def _speed(result: BenchResult) -> float:
     """How many times as fast as the deployment the server is; 1 for a real one."""
     return float((result.server.get("simulation") or {}).get("speed", 1.0))
-
-
-def _mean(point: BenchPoint, name: str) -> float | None:
-    values = [getattr(run.figures, name) for run in point.counted_runs if run.figures.completed]
-    numbers = [value.mean if isinstance(value, Distribution) else value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
 
 
 def published_table(preset: BenchPreset, result: BenchResult) -> Table:
@@ -138,12 +133,9 @@ def published_table(preset: BenchPreset, result: BenchResult) -> Table:
         (each.load, each.name, number(each.published), number(each.measured), f"{100 * each.deviation:+.1f}%")
         for each in compared_figures(preset, result)
     ]
-    return Table(
-        title="; ".join([f"Beside {preset.source}", *_notes(preset, result)]),
-        headings=("load", "figure", "published", "measured", "deviation"),
-        rows=rows,
-        is_grid=True,
-    )
+    title = "; ".join([f"Beside {preset.source}", *_notes(preset, result)])
+    headings = ("load", "figure", "published", "measured", "deviation")
+    return Table(title=title, headings=headings, rows=rows, is_grid=True)
 
 
 def _notes(preset: BenchPreset, result: BenchResult) -> Iterator[str]:

@@ -82,9 +82,14 @@ def model_facts(target: TargetSettings) -> Mapping[str, Any]:
     :raises DeepseekTritonError: when the server can't be reached.
     :raises ToolError: when it has OpenAI's API only.
     """
-    if target.endpoint == "openai":
-        return _tokenizer_facts(target)
     url = target.urls[0].rstrip("/")
+    if target.endpoint == "openai":
+        facts: Any = {}
+        with suppress(OSError, ValueError):  # most servers have no such page
+            facts = _document(f"{url.removesuffix('/v1')}/tokenizer_info", target)
+        facts = facts if isinstance(facts, dict) else {}
+        sizes = {"vocab_size": facts.get("vocab_size"), "max_seq_len": facts.get("model_max_length")}
+        return {name: value for name, value in sizes.items() if type(value) is int and value > 0}
     try:
         with Client(target.urls[0], **client_arguments(target)) as client:
             facts = client.model_info()
@@ -95,17 +100,6 @@ def model_facts(target: TargetSettings) -> Mapping[str, Any]:
                 raise ToolError(f"{url} is an OpenAI endpoint: expected {url}/v1", exit_code=2) from None
         return {}  # another model of Triton's, which describes nothing
     return {name: value for name, value in facts.items() if name not in _LONG_FACTS}
-
-
-def _tokenizer_facts(target: TargetSettings) -> Mapping[str, Any]:
-    try:
-        facts = _document(f"{target.urls[0].rstrip('/').removesuffix('/v1')}/tokenizer_info", target)
-    except (OSError, ValueError):
-        return {}  # most servers have no such page
-    if not isinstance(facts, dict):
-        return {}
-    sizes = {"vocab_size": facts.get("vocab_size"), "max_seq_len": facts.get("model_max_length")}
-    return {name: value for name, value in sizes.items() if type(value) is int and value > 0}
 
 
 def token_counts(target: TargetSettings, texts: Sequence[str]) -> list[int]:

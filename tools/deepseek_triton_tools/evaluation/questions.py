@@ -56,8 +56,16 @@ def open_answers(path: Path, server: Mapping[str, Any], *, overwrite: bool) -> I
         lines = _whole_lines(descriptor, path)
         if not lines:
             _append(descriptor, {"server": dict(server)})
-        else:
-            _check_server(path, lines[0].get("server"), server)
+        elif (before := lines[0].get("server")) != dict(server):
+            known = before if isinstance(before, dict) else {}
+            changed = "; ".join(
+                f"{name} was {known.get(name)!r} and is {server.get(name)!r}"
+                for name in sorted({*known, *server})
+                if known.get(name) != server.get(name)
+            )
+            raise ToolError(
+                f"{path} holds answers of another server or model ({changed}): give another --output, or --overwrite"
+            )
         yield KeptAnswers(descriptor, {line["key"]: line for line in lines[1:]})
     finally:
         os.close(descriptor)
@@ -85,19 +93,6 @@ def _whole_lines(descriptor: int, path: Path) -> list[dict[str, Any]]:
         raise ToolError(f"{path} is no file of answers: give another --output, or --overwrite")
     os.ftruncate(descriptor, end)
     return lines
-
-
-def _check_server(path: Path, before: Any, now: Mapping[str, Any]) -> None:
-    if before != dict(now):
-        known = before if isinstance(before, dict) else {}
-        changed = "; ".join(
-            f"{name} was {known.get(name)!r} and is {now.get(name)!r}"
-            for name in sorted({*known, *now})
-            if known.get(name) != now.get(name)
-        )
-        raise ToolError(
-            f"{path} holds answers of another server or model ({changed}): give another --output, or --overwrite"
-        )
 
 
 END_OF_THOUGHT = "</think>"

@@ -119,29 +119,23 @@ def read_rows(path: Path, keys: Sequence[str], problem_of: Callable[[Row], str |
             raise ToolError(problem)
         return row
 
-    def checked_line(line: bytes) -> Row:
-        return checked(json_of_line(line))
-
     try:
         if path.suffix in (".parquet", ".csv"):
-            rows = checked_rows(str(path), "row", enumerate(_read_table(path), 1), checked)
+            if path.suffix == ".parquet":
+                table = import_module("pandas").read_parquet(path).to_dict("records")
+            else:
+                with path.open(encoding="utf-8", newline="") as text:
+                    table = list(csv.DictReader(text))
+            rows = checked_rows(str(path), "row", enumerate(table, 1), checked)
         else:
             with path.open("rb") as file:
                 lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-                rows = checked_rows(str(path), "line", lines, checked_line)
+                rows = checked_rows(str(path), "line", lines, lambda line: checked(json_of_line(line)))
     except (ValueError, OSError, csv.Error) as error:
         raise ToolError(f"{path} can't be read: {error}") from error
     if not rows:
         raise ToolError(f"{path} is empty")
     return rows
-
-
-def _read_table(path: Path) -> list[Any]:
-    if path.suffix == ".parquet":
-        rows: list[Any] = import_module("pandas").read_parquet(path).to_dict("records")
-        return rows
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def hub_rows(name: str, config: str, split: str, *, otherwise: str) -> list[Row]:
