@@ -163,7 +163,7 @@ WRONG = [
         "--later-isl: only with --turns; --num-prefixes: only with --prefix-len",
     ),
     (("URL", "--preset", "balanced", "--cancel", "5", "--cancel-after", "1"), "--cancel, --cancel-after: not with"),
-    (("URL", "--json", "--against", "x"), "--against: not with --json"),
+    (("URL", "--json", "--against", "deepseek-r1 --gpu h200"), "--against: not with --json"),
     (("URL", "--picture"), "--output FOLDER writes"),
     (("URL/v1", "--model-version", "1"), "--model-version: an OpenAI endpoint has none"),
     (("URL/v1",), "for Triton, leave /v1 out"),
