@@ -206,6 +206,14 @@ def _wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
         graphs = batch
     if recipe.value("cuda_graph_config", {}) is None:
         graphs = 0
+    # The recipe's fraction holds unless it was chosen for iterations of another size.
+    fraction = float(recipe.value("kv_cache_config.free_gpu_memory_fraction", KV_FRACTION))
+    published_tokens = recipe.value("max_num_tokens", num_tokens)
+    was_cut = fraction < KV_FRACTION and 2 * num_tokens <= published_tokens
+    was_raised = fraction > KV_FRACTION and num_tokens >= 2 * published_tokens
+    # An iteration may not reach the recipe's limit on tokens that the experts process at once.
+    moe_tokens: int | None = recipe.value("moe_config.max_num_tokens")
+    is_reached = moe_tokens is not None and moe_tokens < num_tokens * layout.attention_dp_size
     return Sizes(
         layout=layout,
         workload=workload,
@@ -217,10 +225,10 @@ def _wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
         chunked_prefill=chunked,
         kv_setting=kv_setting,
         kv_dtype="fp8" if "FP8" in (kv_setting.upper(), target.checkpoint.kv_cache_quant_algo) else "bf16",
-        kv_fraction=_kv_fraction(target, num_tokens),
+        kv_fraction=KV_FRACTION if was_cut or was_raised else fraction,
         num_draft_tokens=draft,
         moe_backend=backend,
-        moe_max_num_tokens=_moe_max_num_tokens(target, layout, num_tokens, as_published=as_published),
+        moe_max_num_tokens=moe_tokens if is_reached or as_published else None,
         expert_slots=int(recipe.value(f"{BALANCER}.num_slots", 0)) if has_balancer else 0,
         as_published=as_published and not computed,
     )
@@ -254,22 +262,6 @@ def _num_tokens(target: Target, workload: Workload, max_batch_size: int, draft: 
     holds = (asked.concurrency is None or target.is_as_published) and draft == target.recipe.value(_DRAFTS, 0)
     # The recipe may count on chunked prefill where this target has none; then a whole prompt has to fit.
     return published if holds and published >= isl_of(workload) else max(published, needed)
-
-
-def _kv_fraction(target: Target, max_num_tokens: int) -> float:
-    """Return the recipe's fraction, unless it was chosen for iterations of another size."""
-    published = float(target.recipe.value("kv_cache_config.free_gpu_memory_fraction", KV_FRACTION))
-    published_tokens = target.recipe.value("max_num_tokens", max_num_tokens)
-    was_cut = published < KV_FRACTION and 2 * max_num_tokens <= published_tokens
-    was_raised = published > KV_FRACTION and max_num_tokens >= 2 * published_tokens
-    return KV_FRACTION if was_cut or was_raised else published
-
-
-def _moe_max_num_tokens(target: Target, layout: Layout, max_num_tokens: int, *, as_published: bool) -> int | None:
-    """Return the recipe's limit on tokens that the experts process at once; None where an iteration can't reach it."""
-    published: int | None = target.recipe.value("moe_config.max_num_tokens")
-    is_reached = published is not None and published < max_num_tokens * layout.attention_dp_size
-    return published if is_reached or as_published else None
 
 
 def _seq_len(target: Target, workload: Workload, *, longest_prompt: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Literal
 
 from deepseek_triton_build.build_errors import OutputError
 from deepseek_triton_build.render.folder_writer import manifests_of, read_manifest
-from deepseek_triton_build.render.merge import Keep, MergeConflict, Merged, merge_texts
+from deepseek_triton_build.render.merge import Keep, MergeConflict, merge_texts
 from deepseek_triton_build.render.owner_edits import describe, present_paths, recorded_checksums
 from deepseek_triton_build.render.repository_files import File
 from deepseek_triton_build.render.stamp import MANIFEST, is_settings_file, sha256, unpacked_text
@@ -151,7 +152,9 @@ def _upgraded(
     if now is None or (is_settled and (present is None or not is_settings_file(name))):
         return replace(file, fate="kept", result=present)
     if present is not None and base is not None and is_settings_file(name):
-        merged = _merge(name, base, _unix_lines(present), now, keep)
+        merged = None
+        with contextlib.suppress(UnicodeDecodeError):
+            merged = merge_texts(name, base.decode(), _unix_lines(present).decode(), now.decode(), keep)
         if merged is not None:
             result = merged.text.encode()
             fate: Fate = "replaced" if result == now else "kept" if result == _unix_lines(present) else "merged"
@@ -160,13 +163,6 @@ def _upgraded(
     if keep == "yours":
         return replace(file, fate="kept", result=present, conflicts=conflicts)
     return replace(file, conflicts=conflicts)
-
-
-def _merge(name: str, base: bytes, yours: bytes, now: bytes, keep: Keep) -> Merged | None:
-    try:
-        return merge_texts(name, base.decode(), yours.decode(), now.decode(), keep)
-    except UnicodeDecodeError:
-        return None
 
 
 def _why(file: UpgradedFile, path: Path | None, checksum: str, base: bytes | None) -> str:

@@ -88,8 +88,15 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     if args.gpu is None and _needs_gpu(named.variant, args.engine):
         raise OptionError(f"{named.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
     release, vllm, container = _versions(args, named.variant)
-    if args.model and model and (note := _note_on_model(model)):
-        complain(f"note: {note}")
+    if args.model and model and not is_path(model):
+        if "/" in model and not variant_of_model(model):
+            complain(f"note: {model} is not a folder here; the engine will take it for a Hugging Face name")
+    elif args.model and model and not model.startswith("/"):
+        complain(
+            f"note: --model {model} is written as given; in the container it is looked up from where the server starts"
+        )
+    elif args.model and model and not os.path.exists(model):
+        complain(f"note: {model} is not on this machine; the container must have it there")
     request = PlanRequest(
         variant=named.variant,
         gpu=args.gpu,
@@ -340,7 +347,17 @@ def _named(given: str) -> _Named:
         return _Named(variant=given)  # the planner names the nearest
     found = variant_of_model(given)
     if found is None:
-        raise OptionError(_unknown_model(given))
+        published = [variant for variant in variants().values() if not variant.model]
+        models = [checkpoint.model for variant in published for checkpoint in variant.checkpoints.values()]
+        known = f"known so far: {', '.join(models)}"
+        if _is_distilled(given):
+            raise OptionError(f"{given}: {_DISTILLED}; {known}")
+        nearest = difflib.get_close_matches(given, models, n=1)
+        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        copy = "; a copy of one of them under another name is given as --model beside its variant"
+        raise OptionError(
+            f"unknown Hugging Face name {_brief(given)!r}: {hint}{known}" + copy * ("deepseek" in given.lower())
+        )
     variant, checkpoint = found
     return _Named(variant=variant.name, precision=checkpoint.precision, model=given)
 
@@ -359,19 +376,6 @@ def _about_folder(given: str) -> str:
     one = alike[0] if len(alike) == 1 else "VARIANT"
     which = "" if len(alike) == 1 else f", where VARIANT is what it is: {' or '.join(alike)}"
     return f"{what}; give it as --model: {one} --model {_brief(given)}{which}"
-
-
-def _unknown_model(given: str) -> str:
-    published = [variant for variant in variants().values() if not variant.model]
-    models = [checkpoint.model for variant in published for checkpoint in variant.checkpoints.values()]
-    nearest = difflib.get_close_matches(given, models, n=1)
-    if _is_distilled(given):
-        return f"{given}: {_DISTILLED}; known so far: {', '.join(models)}"
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
-    known = f"unknown Hugging Face name {_brief(given)!r}: {hint}known so far: {', '.join(models)}"
-    if "deepseek" not in given.lower():
-        return known
-    return f"{known}; a copy of one of them under another name is given as --model beside its variant"
 
 
 def _is_distilled(model: str) -> bool:
@@ -455,13 +459,3 @@ def _model(given: str | None, named: _Named) -> str | None:
     if not given:
         raise OptionError("--model: expected a folder or a Hugging Face name, found nothing")
     return f"./{given}" if os.path.isdir(given) and not is_path(given) else given
-
-
-def _note_on_model(model: str) -> str | None:
-    """Say what may be overlooked about the --model given."""
-    if not is_path(model):
-        known = "/" not in model or variant_of_model(model)
-        return None if known else f"{model} is not a folder here; the engine will take it for a Hugging Face name"
-    if not model.startswith("/"):
-        return f"--model {model} is written as given; in the container it is looked up from where the server starts"
-    return None if os.path.exists(model) else f"{model} is not on this machine; the container must have it there"

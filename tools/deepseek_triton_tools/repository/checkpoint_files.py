@@ -4,6 +4,7 @@ which they are, where they lie, and whether they are whole.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -255,25 +256,21 @@ def _checkpoint(source: str, location: _Location, *, only_indexed: bool) -> Chec
             f"{folder}: expected a checkpoint, found no *.safetensors file that the engine reads, no {INDEX} and no "
             f"<version>/{MODEL_YAML}{_unfinished(folder)}; {fix}"
         )
-    files = (_weight_file(folder / name) for name in names)
+    files = []
+    for path in (folder / name for name in names):
+        # ValueError: the index holds a name that no file can have. `find_damage` reports what is left out here.
+        with contextlib.suppress(OSError, ValueError):
+            status = os.stat(path)
+            if stat.S_ISREG(status.st_mode):
+                files.append(WeightFile(path=path, size=status.st_size))
     return CheckpointFiles(
         source=source,
         folder=folder,
         found_by=location.found_by,
-        files=tuple(file for file in files if file is not None),
+        files=tuple(files),
         only_indexed=only_indexed,
         download=location.download,
     )
-
-
-def _weight_file(path: Path) -> WeightFile | None:
-    """None for a file that is missing, can't be accessed or is no regular file; `find_damage` reports it."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        # ValueError: the index holds a name that no file can have.
-        return None
-    return WeightFile(path=path, size=status.st_size) if stat.S_ISREG(status.st_mode) else None
 
 
 def find_damage(checkpoint: CheckpointFiles, on_file: Callable[[Path], None] = lambda _: None) -> Iterator[Finding]:

@@ -343,12 +343,18 @@ def disaggregated_fleets(
 
     :param fit: whether a context server can hand over its KV cache to a generation server.
     """
+    # Every batch up to 64, then steps of 4 %.
+    loads_tried, rows = [], 1
+    while rows <= _MOST_ROWS:
+        loads_tried.append(rows)
+        rows += max(1, rows // 25) if rows >= 64 else 1
     for context, busy, prompt in _context_servers(contexts, workload, slo):
         loads = [
             (candidate, rows, generation_tpot_ms(candidate.server, workload, rows))
             for candidate in generations
             if fit(context, candidate)
-            for rows in _loads(candidate.most_rows)
+            for rows in loads_tried
+            if rows <= candidate.most_rows
         ]
         layout = context.layout
         for num_context in range(1, num_gpus // layout.num_gpus + 1):
@@ -388,14 +394,6 @@ def _context_servers(
         if rate > best.get(candidate.layout.num_gpus, (0.0,))[0]:
             best[candidate.layout.num_gpus] = rate, candidate, busy, prompt
     return [(candidate, busy, prompt) for _, candidate, busy, prompt in best.values()]
-
-
-def _loads(most: int) -> Iterator[int]:
-    """Yield every batch up to 64, then steps of 4 %."""
-    rows = 1
-    while rows <= most:
-        yield rows
-        rows += max(1, rows // 25) if rows >= 64 else 1
 
 
 def best_of_each(fleets: Sequence[PlannedFleet], slo: Slo, osl: int) -> list[PlannedFleet]:

@@ -180,7 +180,14 @@ class SiliconPaces:
             }
             for layout, table in zip(missing, self._ask(question)["tables"], strict=True):
                 _keep(places[layout], table)
-        return {layout: _kept(place) for layout, place in places.items()}
+        tables: dict[ServerLayout, Json | str] = {}
+        for layout, place in places.items():
+            try:
+                kept = json.loads(place.read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise ToolError(f"{place} can't be read: {error}; remove it, and it is made again") from error
+            tables[layout] = str(kept["error"]) if "error" in kept else {**GRID, **kept}
+        return tables
 
     def _ask(self, question: Json) -> Json:
         try:
@@ -209,14 +216,6 @@ def _keep(place: Path, table: Json) -> None:
         ) from error
     with whole_file(place) as file:
         json.dump({name: value for name, value in table.items() if name not in GRID}, file, separators=(",", ":"))
-
-
-def _kept(place: Path) -> Json | str:
-    try:
-        kept = json.loads(place.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ToolError(f"{place} can't be read: {error}; remove it, and it is made again") from error
-    return str(kept["error"]) if "error" in kept else {**GRID, **kept}
 
 
 def check_pace(place: Path) -> None:
