@@ -247,12 +247,12 @@ def _sample(number: int, line: str) -> Sample:
     match = _SAMPLE.fullmatch(line)
     if match is None:
         raise ProtocolError(f"expected metrics in Prometheus's text format, got in line {number}: {line[:200]!r}")
-    name, labels, value = match[1], match[2] or "", match[5]
+    name, value = match[1], match[5]
+    labels = {
+        label: _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], text)
+        for label, text in _LABELS.findall(match[2] or "")
+    }
     try:
-        return Sample(name, {label: _unescaped(text) for label, text in _LABELS.findall(labels)}, float(value))
+        return Sample(name, labels, float(value))
     except ValueError as exc:
         raise ProtocolError(f"expected a number in line {number} of the metrics, got {value[:200]!r}") from exc
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)

@@ -10,7 +10,7 @@ import json
 import math
 import operator
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -44,75 +44,50 @@ def encode(datatype: str, elements: Sequence[Any]) -> bytes:
 
 def decode(name: str, datatype: str, data: bytes) -> list[Any] | None:
     """Return the elements of a tensor; None for an unknown datatype. Raises ProtocolError, naming `name`."""
+    if datatype != "BYTES" and datatype not in _FORMATS:
+        return None
     try:
-        if datatype == "BYTES":
-            return _texts(data)
-        if datatype not in _FORMATS:
-            return None
-        return list(struct.unpack(f"<{len(data) // _SIZES[datatype]}{_FORMATS[datatype]}", data))
+        if datatype != "BYTES":
+            return list(struct.unpack(f"<{len(data) // _SIZES[datatype]}{_FORMATS[datatype]}", data))
+        start, texts = 0, []
+        while start < len(data):
+            (length,) = _LENGTH.unpack_from(data, start)
+            start += 4
+            if start + length > len(data):
+                raise ValueError(f"expected an element of {length} bytes, got {len(data) - start}")
+            texts.append(str(data[start : start + length], "utf-8"))
+            start += length
+        return texts
     except (ValueError, struct.error) as exc:
         raise ProtocolError(f"{name}: expected {datatype} elements, got {data[:64]!r} ({exc})") from exc
-
-
-def _texts(data: bytes) -> list[str]:
-    """Raises ValueError or struct.error."""
-    size, start, texts = len(data), 0, []
-    while start < size:
-        (length,) = _LENGTH.unpack_from(data, start)
-        start += 4
-        end = start + length
-        if end > size:
-            raise ValueError(f"expected an element of {length} bytes, got {size - start}")
-        texts.append(str(data[start:end], "utf-8"))
-        start = end
-    return texts
 
 
 def checked(name: str, datatype: str, value: Any) -> Any:
     """Return `value` as a plain Python object that fits the datatype. Raises InvalidRequest, naming `name`."""
     try:
-        element = _CONVERSIONS[datatype](value)
+        element = _plain(datatype, value)
         encode(datatype, [element])
     except (TypeError, ValueError, OverflowError, struct.error) as exc:
         raise InvalidRequest(f"{name}: expected a value that fits {datatype}, got {value!r:.200}") from exc
     return element
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
+def _plain(datatype: str, value: Any) -> Any:
+    """Raises TypeError or OverflowError for a value of another kind."""
+    if datatype == "BYTES" and isinstance(value, str):
         return value
-    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
-        return bool(value)  # numpy's bool is no subclass of bool, and numpy may not be installed
+    is_boolean = isinstance(value, bool)
+    if datatype == "BOOL":
+        # numpy's bool is no subclass of bool, and numpy may not be installed.
+        kind = type(value)
+        is_boolean = is_boolean or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
+        if is_boolean:
+            return bool(value)
+    elif datatype in ("INT32", "UINT64") and not is_boolean:
+        return operator.index(value)
+    elif datatype == "FP32" and isinstance(value, Real) and not is_boolean and math.isfinite(value):
+        return float(value)
     raise TypeError
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
-
-
-def _finite_number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError
-    if not math.isfinite(value):
-        raise ValueError
-    return float(value)
-
-
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
-    "BYTES": _text,
-    "BOOL": _boolean,
-    "INT32": _integer,
-    "UINT64": _integer,
-    "FP32": _finite_number,
-}
 
 
 def encode_json(request_id: str, inputs: Sequence[Input]) -> bytes:

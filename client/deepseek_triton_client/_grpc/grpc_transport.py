@@ -84,7 +84,15 @@ class GrpcTransport:
         """Whether something has answered, and the connection has not failed since, as far as is known."""
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> GrpcStream:
-        return GrpcStream(self, self._message(request_id, inputs), connect_s)
+        message = pb.ModelInferRequest(
+            model_name=self._model["name"], model_version=self._model["version"], id=request_id
+        )
+        for each in inputs:
+            message.inputs.add(name=each.name, datatype=each.datatype, shape=(len(each.values),))
+            message.raw_input_contents.append(encode(each.datatype, each.values))
+        # Without this parameter, a model that ends with an empty final response seems never to end.
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        return GrpcStream(self, message.SerializeToString(), connect_s)
 
     async def server_ready(self, timeout_s: float | None) -> bool:
         return bool((await self._ask("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse, timeout_s)).ready)
@@ -146,18 +154,6 @@ class GrpcTransport:
     async def _ask(self, method: str, request: Any, response: Any, timeout_s: float | None) -> Any:
         data = await self.answer(self.call(method, request.SerializeToString(), timeout_s), timeout_s)
         return _parsed(response, data)
-
-    def _message(self, request_id: str, inputs: Sequence[Input]) -> bytes:
-        message = pb.ModelInferRequest(
-            model_name=self._model["name"], model_version=self._model["version"], id=request_id
-        )
-        for each in inputs:
-            message.inputs.add(name=each.name, datatype=each.datatype, shape=(len(each.values),))
-            message.raw_input_contents.append(encode(each.datatype, each.values))
-        # Without this parameter, a model that ends with an empty final response seems never to end.
-        message.parameters["triton_enable_empty_final_response"].bool_param = True
-        data: bytes = message.SerializeToString()
-        return data
 
 
 class GrpcStream:

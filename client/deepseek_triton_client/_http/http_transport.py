@@ -101,7 +101,11 @@ class HttpTransport:
     async def metrics(self, url: str, timeout_s: float | None) -> str:
         """See `Transport`. The metrics are read on a connection of their own. The token and the user's headers are not
         sent to another host, nor without TLS if the server itself is reached with TLS."""
-        endpoint, path = _parse(url)
+        parts = urlsplit(url)  # `Settings` has checked it
+        path = quote(parts.path, safe=_PATH_CHARACTERS) or "/"
+        if parts.query:
+            path += "?" + quote(parts.query, safe=_PATH_CHARACTERS + "?")
+        endpoint = Endpoint(parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme])
         own = self._server.endpoint
         trusted = endpoint.host == own.host and (endpoint.is_tls or not own.is_tls)
         target = _Target(endpoint)
@@ -109,11 +113,11 @@ class HttpTransport:
         request = _get_request(path, [*headers, (b"connection", b"close")])
         connection = self._connect_to(target)
         try:
-            status, found, body = await connection.fetch(request, timeout_s, self.max_message_bytes)
+            status, answered, body = await connection.fetch(request, timeout_s, self.max_message_bytes)
         finally:
             await connection.close()
         if status != 200:
-            raise repeatable(status_error(status, found, body))
+            raise repeatable(status_error(status, answered, body))
         try:
             return body.decode()
         except UnicodeDecodeError as exc:
@@ -268,15 +272,6 @@ class _Target:
 
 def _get_request(path: str, headers: Headers) -> HttpRequest:
     return HttpRequest("GET", path.encode(), [*headers, (b"accept", b"*/*"), (b"accept-encoding", b"identity")])
-
-
-def _parse(url: str) -> tuple[Endpoint, str]:
-    """Parse a web address, which `Settings` has checked, with the web's default ports."""
-    parts = urlsplit(url)
-    path = quote(parts.path, safe=_PATH_CHARACTERS) or "/"
-    if parts.query:
-        path += "?" + quote(parts.query, safe=_PATH_CHARACTERS + "?")
-    return Endpoint(parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]), path
 
 
 def _metadata(values: Mapping[str, Any]) -> ModelMetadata:
