@@ -134,7 +134,11 @@ def _answer(client: Client, request: Request, params: SamplingParams, args: argp
     if args.json:
         print(as_json(completion_record(completion)))
     elif whole:
-        _print_answers(completion, printer)
+        for number, answer in enumerate(completion.answers, start=1):
+            if len(completion.answers) > 1:
+                print(f"--- answer {number} of {len(completion.answers)} ---")
+            printer.show(answer.text, answer.reasoning)
+            printer.end()
     return completion
 
 
@@ -148,11 +152,3 @@ def _streamed(stream: Stream, printer: AnswerPrinter | None) -> Completion:
             finally:
                 printer.end()
         return stream.completion()
-
-
-def _print_answers(completion: Completion, printer: AnswerPrinter) -> None:
-    for number, answer in enumerate(completion.answers, start=1):
-        if len(completion.answers) > 1:
-            print(f"--- answer {number} of {len(completion.answers)} ---")
-        printer.show(answer.text, answer.reasoning)
-        printer.end()

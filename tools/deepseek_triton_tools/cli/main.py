@@ -73,7 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = _expected_error(error)
         if known is None:
             raise
-        output_streams.complain(f"deepseek-triton {verb}: {_text(error)}{_advice(error)}")
+        text = str(error)
+        if isinstance(error, OSError):
+            reason = error.strerror or text
+            text = reason if error.filename is None else f"{error.filename}: {reason}"
+        output_streams.complain(f"deepseek-triton {verb}: {text}{_advice(error)}")
         return known
 
 
@@ -107,13 +111,6 @@ def _parsed(words: Sequence[str], verb: str) -> argparse.Namespace:
         hint = about_option(unknown[0], args.parser, program_parser(VERBS))
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args
-
-
-def _text(error: Exception) -> str:
-    if not isinstance(error, OSError):
-        return str(error)
-    reason = error.strerror or str(error)
-    return reason if error.filename is None else f"{error.filename}: {reason}"
 
 
 def _advice(error: Exception) -> str:

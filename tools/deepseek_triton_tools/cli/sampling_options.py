@@ -73,31 +73,31 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
 """Group -> field -> help. The server checks the ranges; here they are only for the reader."""
 
 
+_METADATA: Mapping[str, Mapping[str, Any]] = {
+    field.name: field.metadata for field in dataclasses.fields(SamplingParams)
+}
+
+
 def add_sampling_options(verb: VerbParser) -> None:
     """Add one option for each field of SamplingParams."""
     groups = {title: verb.add_argument_group(title) for title in _GROUPS}
     placed = {name: (groups[title], text) for title, texts in _GROUPS.items() for name, text in texts.items()}
-    for field in dataclasses.fields(SamplingParams):
-        group, text = placed[field.name]
-        group.add_argument(f"--{field.name.replace('_', '-')}", help=text, **_value_settings(field.metadata))
-
-
-def _value_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of add_argument for a field's data type."""
-    datatype = metadata["datatype"]
-    if datatype == "BOOL":
-        return {"action": argparse.BooleanOptionalAction}
-    taken: dict[str, Any] = {"action": "append"} if metadata["many"] else {}
-    if datatype == "BYTES":
-        return taken | {"metavar": "JSON" if metadata["json"] else "TEXT"}
-    kind, metavar = (float, "X") if datatype == "FP32" else (int, "N")
-    return taken | {"type": kind, "metavar": metavar}
+    kinds: dict[str, dict[str, Any]] = {
+        "BOOL": {"action": argparse.BooleanOptionalAction},
+        "FP32": {"type": float, "metavar": "X"},
+        "INT32": {"type": int, "metavar": "N"},
+        "UINT64": {"type": int, "metavar": "N"},
+    }
+    for name, metadata in _METADATA.items():
+        group, text = placed[name]
+        settings = kinds.get(metadata["datatype"], {"metavar": "JSON" if metadata["json"] else "TEXT"})
+        repeated: dict[str, Any] = {"action": "append"} if metadata["many"] else {}
+        group.add_argument(f"--{name.replace('_', '-')}", help=text, **settings, **repeated)
 
 
 def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields that were given."""
-    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(SamplingParams)}
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name in _METADATA if (value := getattr(args, name)) is not None}
 
 
 def assigned(text: str) -> tuple[str, Any]:
@@ -107,7 +107,7 @@ def assigned(text: str) -> tuple[str, Any]:
     if not separator:
         raise ToolError(f"expected name=value, got {text!r}")
     name = name.lstrip("-").replace("-", "_")
-    metadata = {field.name: field.metadata for field in dataclasses.fields(SamplingParams)}.get(name)
+    metadata = _METADATA.get(name)
     is_text = metadata is None or (metadata["datatype"] == "BYTES" and not (metadata["many"] and given[:1] == "["))
     if not given or is_text:
         return name, given or None
@@ -121,7 +121,7 @@ def assigned_json(text: str) -> tuple[str, Any]:
     """Split `name=value` as `assigned` does, for a server with other fields too: what is JSON becomes its value, but
     for fields of plain text. Raises ToolError."""
     name, value = assigned(text)
-    metadata = {field.name: field.metadata for field in dataclasses.fields(SamplingParams)}.get(name)
+    metadata = _METADATA.get(name)
     if isinstance(value, str) and (metadata is None or metadata["json"]):
         with suppress(ValueError):
             return name, json.loads(value)
