@@ -72,14 +72,22 @@ class TritonPythonModel:
         self._service = service
         if self._guard is not None and config.on_fatal == "exit":
             self._guard.arm()
+        # Triton's own labels, and the instance where several would write to one series.
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        if sum(group["count"] for group in model_config["instance_group"]) > 1:
+            labels["model_instance"] = args["model_instance_name"]
         self._publisher = Publisher(
             metrics,
-            TritonMetrics(_metric_labels(args, model_config)),
+            TritonMetrics(labels),
             observe_state=service.publish_state,
             period_s=config.metrics_period_s,
         )
         self._publisher.start()
-        _tune_garbage_collector()
+        # Every token is an object or two, and by default 700 new objects start a collection: that took a quarter of the
+        # backend's time at 600,000 tokens a second. What has been loaded stays until the process ends.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         logger.info("%s is ready after %.1f s", config.model, time.monotonic() - started)
 
     def execute(self, requests: list[Any]) -> None:
@@ -90,13 +98,15 @@ class TritonPythonModel:
         for request in requests:
             try:
                 reply = TritonReply(request.get_response_sender())
-            except Exception:  # the bindings failed; the other requests still have their senders
+            except Exception:
+                # The bindings failed; the other requests still have their senders.
                 logger.exception("a request has no response sender: it can't be answered")
                 continue
             try:
                 inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 parameters, client_id, timeout_us = request.parameters(), request.request_id(), request.timeout()
-            except Exception as error:  # bytes that are not UTF-8 or not a tensor: only this request is refused
+            except Exception as error:
+                # Bytes that are not UTF-8 or not a tensor: only this request is refused.
                 self._service.refuse(reply, RequestError(f"the request can't be read: {describe(error)}"))
                 continue
             self._service.accept(inputs, parameters, reply, client_id=client_id, timeout_us=timeout_us)
@@ -194,25 +204,6 @@ class TritonMetrics:
     def close(self) -> None:
         self._families.clear()  # a family keeps its series; dropping the last reference takes them out of the server
         self._lease.give_back()
-
-
-def _metric_labels(args: Mapping[str, str], model_config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of Triton's own metrics, and the instance where several would write to one series."""
-    labels = {"model": args["model_name"], "version": args["model_version"]}
-    if sum(group["count"] for group in model_config["instance_group"]) > 1:
-        labels["model_instance"] = args["model_instance_name"]
-    return labels
-
-
-def _tune_garbage_collector() -> None:
-    """Make Python's garbage collector run less often, and pass over everything that has been loaded.
-
-    Every token is an object or two, and by default 700 new objects start a collection: that took a quarter of the
-    backend's time at 600,000 tokens a second. What has been loaded stays until the process ends.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _check_numpy() -> None:

@@ -74,7 +74,10 @@ def expand(
                 begun=begun,
                 prompt_token_ids=token_ids,
                 shared_token_ids=shared,
-                sampling=_with_own_seed(sampling, choice),
+                # Several answers with one seed would be the same answer several times.
+                sampling=sampling
+                if not choice or sampling.seed is None
+                else dataclasses.replace(sampling, seed=(sampling.seed + choice) % 2**64),
                 max_tokens=parsed.max_tokens,
                 priority=parsed.priority,
                 wants_steps=wants_steps,
@@ -159,13 +162,6 @@ def _without_second_bos(text: str, sampling: SamplingParams, bos_token: str) -> 
     if not bos_token or sampling.add_special_tokens is not None or not text.startswith(bos_token):
         return sampling
     return dataclasses.replace(sampling, add_special_tokens=False)
-
-
-def _with_own_seed(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """Give each answer a seed of its own: several answers with one seed would be the same answer several times."""
-    if not choice or sampling.seed is None:
-        return sampling
-    return dataclasses.replace(sampling, seed=(sampling.seed + choice) % 2**64)
 
 
 BYTES_PER_TOKEN = 4

@@ -141,7 +141,11 @@ class ReasoningSplitter:
         reasoning = ""
         text, self._held = self._held + text, ""
         if self._part is _OutputPart.BEGINNING:
-            text = self._after_beginning(text)
+            start = text.lstrip(WHITE_SPACE)
+            if len(start) < len(_OPENING_LINE) and _OPENING_LINE.startswith(start):
+                self._held = text  # whether the output begins with the tag can't be told yet
+                return "", ""
+            text = self._begin(text)
         if self._part is _OutputPart.REASONING:
             reasoning, text = self._up_to_end(text)
         if self._part is _OutputPart.GAP:
@@ -156,14 +160,6 @@ class ReasoningSplitter:
         if self._part is _OutputPart.BEGINNING:
             held = self._begin(held)
         return (held, "") if self._part is _OutputPart.REASONING else ("", held)
-
-    def _after_beginning(self, text: str) -> str:
-        """Return the text after the output's opening tag, if there is one; nothing while that can't be told."""
-        start = text.lstrip(WHITE_SPACE)
-        if len(start) < len(_OPENING_LINE) and _OPENING_LINE.startswith(start):
-            self._held = text
-            return ""
-        return self._begin(text)
 
     def _begin(self, text: str) -> str:
         """Settle which part `text`, the output so far, begins with, and return what follows the opening tag."""

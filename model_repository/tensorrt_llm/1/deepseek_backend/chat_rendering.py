@@ -216,7 +216,8 @@ def find_chat_facts(engine: ChatEngine, *, is_v32: bool, form: CallForm | None =
 def _tried(engine: ChatEngine, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
     try:
         return engine.render_chat(messages, template_kwargs)
-    except RequestError:  # it can't be rendered, which is an answer too
+    except RequestError:
+        # It can't be rendered, which is an answer too.
         return ""
 
 

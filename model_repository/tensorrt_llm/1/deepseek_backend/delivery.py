@@ -162,7 +162,8 @@ class StepQueue:
                 news = False
                 for at_s, step in pending.take():
                     news = self._take(entry, pending, step, at_s) or news
-        except Exception as error:  # only this request fails: the others have their steps to get
+        except Exception as error:
+            # Only this request fails: the others have their steps to get.
             logger.exception("request %r", entry.active.client_id)
             self._fail(entry, EngineError(f"a step could not be taken: {describe(error)}"))
             return False
@@ -289,7 +290,8 @@ class Delivery:
             try:
                 if self.serve_next():
                     continue
-            except Exception:  # every stream depends on this thread
+            except Exception:
+                # Every stream depends on this thread.
                 logger.exception("a thread of delivery goes on after")
                 continue
             with self._wakeup:

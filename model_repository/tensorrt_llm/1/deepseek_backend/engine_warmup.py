@@ -240,7 +240,8 @@ class _Warmup:
         except (_Ended, EngineError):
             self._abort(ends)
             raise
-        except Exception as error:  # an engine that breaks its protocol; the shape has failed
+        except Exception as error:
+            # An engine that breaks its protocol; the shape has failed.
             self._abort(ends)
             ends.errors.insert(0, EngineError(describe(error)))
         seconds = time.monotonic() - began

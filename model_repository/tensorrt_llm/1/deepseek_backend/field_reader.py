@@ -95,7 +95,16 @@ class FieldReader:
     def read(self, inputs: Mapping[str, npt.NDArray[Any]], parameters: str) -> None:
         """Read all values except the prompts and the chat template's arguments. The later place wins."""
         if "sampling_parameters" in inputs:
-            self._read_sampling_json(inputs["sampling_parameters"])
+            document = self._json_object("sampling_parameters", _first(inputs["sampling_parameters"]))
+            for name, value in self._with_own_names(document).items():
+                # OpenAI's clients write these for "not given".
+                if value is None or (name == "logprobs" and value is False):
+                    continue
+                field = SAMPLING_BY_NAME.get(name)
+                if field is not None:
+                    self._field_parameter(field, value)
+                else:
+                    self.problems.add(partial(_unknown_field, name))
         if parameters and parameters != "{}":  # "{}" is what most requests have, and reading it takes a microsecond
             for name, value in self._with_own_names(json.loads(parameters)).items():
                 entry = _PARAMETERS.get(name)
@@ -109,17 +118,6 @@ class FieldReader:
             if entry is not None and (array.size or name in _LISTS):
                 read, target = entry
                 read(self, target, array)
-
-    def _read_sampling_json(self, array: npt.NDArray[Any]) -> None:
-        document = self._json_object("sampling_parameters", _first(array))
-        for name, value in self._with_own_names(document).items():
-            if value is None or (name == "logprobs" and value is False):  # OpenAI's clients write these for "not given"
-                continue
-            field = SAMPLING_BY_NAME.get(name)
-            if field is not None:
-                self._field_parameter(field, value)
-            else:
-                self.problems.add(partial(_unknown_field, name))
 
     def read_prompts(self, inputs: Mapping[str, npt.NDArray[Any]]) -> tuple[Prompt, ...]:
         given = [name for name in _PROMPTS if name in inputs and inputs[name].size]
@@ -263,9 +261,6 @@ class FieldReader:
         except ValueError as error:
             self.problems.add(str(error))
 
-    def _flag_tensor(self, name: str, array: npt.NDArray[Any]) -> None:
-        self.flags[name] = bool(array.item(0))
-
     def _flag_parameter(self, name: str, value: object) -> None:
         if isinstance(value, bool):
             self.flags[name] = value
@@ -367,7 +362,7 @@ _Table = Mapping[str, tuple[Callable[[FieldReader, Any, Any], None], Any]]
 """Name -> (the method that reads its value, the field or the name of the flag that it is read for)."""
 
 _TENSORS: _Table = {
-    **{name: (FieldReader._flag_tensor, name) for name in _FLAGS},
+    **{name: (lambda reader, name, array: reader.flags.update({name: bool(array.item(0))}), name) for name in _FLAGS},
     **{field.tensor.name: (FieldReader._field_tensor, field) for field in SAMPLING_FIELDS},
     **{field.name: (FieldReader._field_tensor, field) for field in REQUEST_FIELDS},
 }

@@ -84,7 +84,8 @@ def check_characters(where: str, value: object) -> None:
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise ValueError(f"{where}: expected whole characters, got {half!r}, half of a surrogate pair") from None
-    except RecursionError:  # writing JSON allows a little less depth than reading it
+    except RecursionError:
+        # Writing JSON allows a little less depth than reading it.
         raise ValueError(f"{where}: expected less nesting, got a value that is nested too deep") from None
 
 

@@ -228,7 +228,8 @@ class Service:
                 response = task_outputs(text_output=[text_of_ids(parsed, self._engine).encode()])
         except BackendError as error:
             self.fail(active, error)
-        except Exception as error:  # a tokenizer may raise anything
+        except Exception as error:
+            # A tokenizer may raise anything.
             logger.exception("request %r", active.client_id)
             self.fail(active, EngineError(describe(error)))
         else:

@@ -252,7 +252,8 @@ def _listening(process: Path) -> dict[Path, str]:
     sockets = {f"socket:[{row[_INODE]}]" for row in rows if row[_STATE] == _LISTENS}
     try:
         links = {path: _link(path) for path in (process / "fd").iterdir()}
-    except OSError:  # the process has ended, or belongs to another user
+    except OSError:
+        # The process has ended, or belongs to another user.
         return {}
     return {path: link for path, link in links.items() if link in sockets}
 

@@ -130,7 +130,8 @@ class Watcher:
         while not self._stopped.wait(self._period_s):
             try:
                 self.look(time.monotonic())
-            except Exception:  # every open request depends on this thread
+            except Exception:
+                # Every open request depends on this thread.
                 logger.exception("the watcher goes on after")
 
     def look(self, now: float) -> None:
@@ -148,7 +149,8 @@ class Watcher:
         for active in open_requests:
             try:
                 has_gone = active.client_has_gone()
-            except Exception:  # whatever Triton raises: the other requests still have to be watched
+            except Exception:
+                # Whatever Triton raises: the other requests still have to be watched.
                 logger.exception("request %r can't be asked whether its client has gone", active.client_id)
                 continue
             if has_gone:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from deepseek_launcher.launch_tag import shared_memory
@@ -62,7 +62,13 @@ def repository_hash(repository: Path) -> str:
     :raises OSError: when a file can't be read.
     """
     digest = hashlib.sha256()
-    for path in sorted(_files(repository)):
+    paths = []
+    for configuration in repository.glob("*/config.pbtxt"):
+        for path in configuration.parent.rglob("*"):
+            inside = path.relative_to(repository).parts
+            if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in inside):
+                paths.append(path)
+    for path in sorted(paths):
         digest.update(os.fsencode(path.relative_to(repository)) + f"\0{path.stat().st_size}\0".encode())
         if path.stat().st_size <= _WHOLE_FILE_BYTES:
             digest.update(path.read_bytes())
@@ -85,14 +91,6 @@ def checkpoint_hash(repository: Path) -> str | None:
     return digest.hexdigest()[:16] if found else None
 
 
-def _files(repository: Path) -> Iterator[Path]:
-    for configuration in repository.glob("*/config.pbtxt"):
-        for path in configuration.parent.rglob("*"):
-            inside = path.relative_to(repository).parts
-            if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in inside):
-                yield path
-
-
 def with_plain_path(command: Sequence[str], launch: str, *, make: bool) -> list[str]:
     """Return `command` with a link in place of a repository's path that needs quotes.
 
@@ -108,8 +106,8 @@ def with_plain_path(command: Sequence[str], launch: str, *, make: bool) -> list[
     if make:
         link.unlink(missing_ok=True)
         link.symlink_to(repository.absolute())
-    return [str(link).join(word.rsplit(str(repository), 1)) if _names(word, repository) else word for word in command]
-
-
-def _names(word: str, repository: Path) -> bool:
-    return word == str(repository) or (word.startswith("--model-") and word.endswith(f"={repository}"))
+    path, words = str(repository), list(command)
+    for place, word in enumerate(words):
+        if word == path or (word.startswith("--model-") and word.endswith(f"={path}")):
+            words[place] = str(link).join(word.rsplit(path, 1))
+    return words

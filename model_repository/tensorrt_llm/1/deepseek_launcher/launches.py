@@ -108,7 +108,8 @@ class LaunchRecordFile:
         try:
             unfinished.write_text(json.dumps(asdict(self._record)), encoding="utf-8")
             unfinished.replace(self._path)
-        except OSError:  # a full disk
+        except OSError:
+            # A full disk.
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise

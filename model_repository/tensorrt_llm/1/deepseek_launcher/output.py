@@ -201,28 +201,26 @@ class OutputWriter:
             with self._changed:
                 self._changed.wait_for(lambda: self._chunks)
                 chunk = self._chunks.popleft()
-            is_open = self._write_whole(chunk)
+            note = f"deepseek-triton: {self._lost} bytes of output left out: the disk was full\n" if self._lost else ""
+            is_open = True
+            try:
+                left = self._write_out(note.encode() + chunk)
+                self._lost = left if left <= len(chunk) else self._lost + len(chunk)
+            except OSError:
+                # Closed, a terminal that hung up.
+                is_open = False
             with self._changed:
                 self._kept -= len(chunk)
                 self._closed = not is_open
                 self._changed.notify_all()
-
-    def _write_whole(self, chunk: bytes) -> bool:
-        """Write it, with a note about bytes lost before; return False when the descriptor is closed."""
-        note = f"deepseek-triton: {self._lost} bytes of output left out: the disk was full\n" if self._lost else ""
-        try:
-            left = self._write_out(note.encode() + chunk)
-        except OSError:  # closed, a terminal that hung up
-            return False
-        self._lost = left if left <= len(chunk) else self._lost + len(chunk)
-        return True
 
     def _write_out(self, chunk: bytes) -> int:
         """Write it; return how many bytes did not fit on the disk."""
         while chunk:
             try:
                 chunk = chunk[os.write(self._descriptor, chunk) :]
-            except BlockingIOError:  # another process that shares the terminal or pipe has set it to non-blocking
+            except BlockingIOError:
+                # Another process that shares the terminal or pipe has set it to non-blocking.
                 select.select([], [self._descriptor], [])
             except OSError as error:
                 if error.errno not in _DISK_IS_FULL:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from deepseek_launcher.output import readable
 
@@ -136,7 +135,8 @@ def send(process: Process, signum: int) -> None:
             descriptor = os.pidfd_open(process.pid)
         except ProcessLookupError:
             return
-        except OSError:  # before Linux 5.3, or forbidden
+        except OSError:
+            # Before Linux 5.3, or forbidden.
             if runs(process):
                 os.kill(process.pid, signum)
             return
@@ -305,7 +305,7 @@ class Signals:
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         for signum in signums:
             if signum not in _TERMINAL_SIGNALS or signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, self._take)
+                signal.signal(signum, lambda number, frame: self._came.append(number))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent process may have blocked some
 
     def wait(self, timeout_s: float) -> list[int]:
@@ -316,9 +316,6 @@ class Signals:
                 pass
         came, self._came = self._came, []
         return came
-
-    def _take(self, signum: int, _: FrameType | None) -> None:
-        self._came.append(signum)
 
 
 class StopRequests:

@@ -60,10 +60,6 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 60
 
 
-def _is_seconds(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e15  # type: ignore[operator]  # it is a number
-
-
 def _is_text(pattern: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
@@ -79,7 +75,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "repository": _is_text(_HASH),
     "checkpoint": _is_text(_HASH),
     "python": _is_text(r"[\w.+]{1,40}"),
-    "cpu_s": _is_seconds,
+    "cpu_s": lambda value: isinstance(value, (int, float)) and type(value) is not bool and 0 <= value < 1e15,
     "read_bytes": _is_count,
     "rss_bytes": _is_count,
     "code": _is_count,
@@ -245,7 +241,8 @@ class _RankGuard:
         self._alive_at = now
         try:
             alive = self._members()
-        except OSError:  # no more files can be opened
+        except OSError:
+            # No more files can be opened.
             return
         self._send_event(
             "alive",

@@ -61,7 +61,8 @@ class ServerWatch:
         try:
             if self._server is None:
                 self._search(now)
-        except OSError:  # at a limit of open files, where nobody can tell
+        except OSError:
+            # At a limit of open files, where nobody can tell.
             return False
         if self._server is None:
             return self._is_expected and now - self._began > _APPEARS_WITHIN_S and not self._was_seen

@@ -92,7 +92,16 @@ def run(options: RunOptions) -> int:
     tag = LaunchTag(launch=given_launch_id())
     models = model_names(options.repository) if options.repository else []
     check_free(options.http_address, options.ports)
-    claim = _claim(tag.launch)
+    # Two supervisors of one launch would kill each other's processes.
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0deepseek-triton/launch/{launches.namespace()}/{os.getuid()}/{tag.launch}")
+    except OSError as error:
+        claim.close()
+        raise UsageError(
+            f"launch {tag.launch} is supervised already: unset {LAUNCH_VARIABLE} for another, or end that one "
+            f"(supervise.py stop {tag.launch})"
+        ) from error
     with claim, contextlib.ExitStack() as guarded:
 
         def remove_files() -> None:
@@ -125,23 +134,6 @@ def model_names(repository: Path) -> list[str]:
     if not models:
         raise UsageError(f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt")
     return models
-
-
-def _claim(launch: str) -> socket.socket:
-    """Claim the launch until this process ends. Two supervisors of one launch would kill each other's processes.
-
-    :raises UsageError: when another supervisor has claimed it.
-    """
-    claim = socket.socket(socket.AF_UNIX)
-    try:
-        claim.bind(f"\0deepseek-triton/launch/{launches.namespace()}/{os.getuid()}/{launch}")
-    except OSError as error:
-        claim.close()
-        raise UsageError(
-            f"launch {launch} is supervised already: unset {LAUNCH_VARIABLE} for another, or end that one "
-            f"(supervise.py stop {launch})"
-        ) from error
-    return claim
 
 
 def _run(supervision: Supervision) -> int:

@@ -54,7 +54,8 @@ class LoopThread:
             asyncio.set_event_loop(loop)
             try:
                 first()
-            except BaseException as error:  # also SystemExit: `start` waits for the result
+            except BaseException as error:
+                # Also SystemExit: `start` waits for the result.
                 loop.close()
                 begun.set_exception(error)
                 return
@@ -149,7 +150,8 @@ class LoopEngine(ABC, Generic[Entry]):
     def start(self) -> None:
         try:
             self._start()
-        except BaseException as error:  # also Ctrl-C: the model may have loaded, and would hold the GPUs
+        except BaseException as error:
+            # Also Ctrl-C: the model may have loaded, and would hold the GPUs.
             self.stop()
             if isinstance(error, Exception) and not isinstance(error, BackendError | ConfigError):
                 raise EngineError(f"{self._package} can't serve {self._config.model}: {describe(error)}") from error
@@ -189,7 +191,8 @@ class LoopEngine(ABC, Generic[Entry]):
                 self._llm = make_llm()
             except ConfigError:
                 raise
-            except BaseException as error:  # also SystemExit
+            except BaseException as error:
+                # Also SystemExit.
                 logger.debug("loading failed", exc_info=error)
                 raise EngineError(f"{self._package} can't load {self._config.model}: {describe(error)}") from error
 
@@ -229,7 +232,8 @@ class LoopEngine(ABC, Generic[Entry]):
                 return
             try:
                 self._loop.run(self._end_requests, END_TIMEOUT_S)
-            except Exception:  # whatever the error, the GPUs have to be released
+            except Exception:
+                # Whatever the error, the GPUs have to be released.
                 logger.exception("the open requests can't be ended")
             finally:
                 self._tokenizers.shutdown(wait=False, cancel_futures=True)
@@ -281,7 +285,8 @@ class LoopEngine(ABC, Generic[Entry]):
             for sink, its_steps in group_by_sink(steps):
                 try:
                     sink.on_steps(its_steps)
-                except Exception:  # a faulty receiver must not end the loop that serves all requests
+                except Exception:
+                    # A faulty receiver must not end the loop that serves all requests.
                     logger.exception("the receiver of %d steps failed", len(its_steps))
 
     async def _cancel_tasks(self) -> None:

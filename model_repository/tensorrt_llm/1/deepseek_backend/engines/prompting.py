@@ -48,7 +48,8 @@ def render_chat(tokenizer: Any, messages: Messages, template_kwargs: Mapping[str
             )
     except TemplateFailure as error:
         raise RequestError(f"messages: the chat template refuses them: {error}") from error
-    except Exception as error:  # the checkpoint's own template may raise anything
+    except Exception as error:
+        # The checkpoint's own template may raise anything.
         # Only the error tells. A look for a template would be wrong: DeepSeek-V3.2's tokenizer has code instead of one.
         if isinstance(error, ValueError) and NO_CHAT_TEMPLATE in str(error):
             raise RequestError(

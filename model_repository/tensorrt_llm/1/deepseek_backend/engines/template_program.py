@@ -72,7 +72,8 @@ def main() -> None:
             answer = b"" if values is None else template.render(**values).encode("utf-8", "surrogatepass")
         except MemoryError:
             word, answer = b"memory", b"it needs more than %d MiB of memory" % megabytes
-        except Exception as error:  # a template may raise anything
+        except Exception as error:
+            # A template may raise anything.
             # Of the message only the beginning: it may hold as much as the template likes.
             text = f"{type(error).__name__}: {str(error)[:2000]}"
             word, answer = b"error", " ".join(text.split()).encode("utf-8", "replace")

@@ -137,7 +137,8 @@ def read_config(folder: Path) -> DeepseekConfig:
     names = DeepseekConfig.__dataclass_fields__
     try:
         config = DeepseekConfig(**{name: value for name, value in values.items() if name in names})
-    except TypeError as error:  # its message ends with the names of the missing keys
+    except TypeError as error:
+        # Its message ends with the names of the missing keys.
         raise EngineError(f"config.json: keys are missing: {str(error).partition(': ')[2]}") from error
     if problems := _wrong_types(config):
         raise _cannot_compute(problems)
@@ -225,16 +226,12 @@ def _yarn(rope: Mapping[str, Any], max_position_embeddings: Any) -> YarnScaling 
     return YarnScaling(**{name: keys[name] for name in YarnScaling.__dataclass_fields__ if keys.get(name) is not None})
 
 
-def _e4m3_values() -> Array:
-    """Return the number that each byte means: 1 sign bit, 4 bits of exponent (bias 7), 3 of mantissa; no infinity."""
-    byte = np.arange(256)
-    exponent, mantissa = byte >> 3 & 15, byte & 7
-    magnitude = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
-    magnitude[byte & 127 == 127] = np.nan
-    return np.where(byte & 128, -magnitude, magnitude).astype(np.float32)
-
-
-_E4M3 = _e4m3_values()
+# The number that each byte of FP8 means: 1 sign bit, 4 bits of exponent (bias 7), 3 of mantissa; no infinity.
+_byte = np.arange(256)
+_exponent, _mantissa = _byte >> 3 & 15, _byte & 7
+_magnitude = np.where(_exponent == 0, _mantissa / 8 * 2.0**-6, (1 + _mantissa / 8) * 2.0 ** (_exponent - 7))
+_magnitude[_byte & 127 == 127] = np.nan
+_E4M3: Array = np.where(_byte & 128, -_magnitude, _magnitude).astype(np.float32)
 
 
 def check_checksums(folder: Path) -> None:

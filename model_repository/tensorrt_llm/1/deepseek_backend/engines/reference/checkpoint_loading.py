@@ -152,7 +152,8 @@ def load_checkpoint(name: str, *, version_dir: Path) -> LoadedCheckpoint:
                     )
         with timed(load_seconds, "weights"):
             model = DeepseekModel(config, TensorFiles(folder, config.weight_block_size))
-    except Exception as error:  # tokenizers and jinja2 may raise anything
+    except Exception as error:
+        # Tokenizers and jinja2 may raise anything.
         cause = str(error) if isinstance(error, EngineError) else describe(error)
         raise EngineError(f"can't load the checkpoint {name!r}: {cause}") from error
     return LoadedCheckpoint(

@@ -203,7 +203,8 @@ class ContinuousBatch:
         generation = self._waiting[0]
         try:
             generation.make_sampler()
-        except Exception as error:  # probably there is no memory for this request's penalties
+        except Exception as error:
+            # Probably there is no memory for this request's penalties.
             logger.exception("a request can't be started")
             step = generation.step(error=EngineError(f"the request can't be started: {describe(error)}"))
             self.steps.append((self._waiting.pop(0), step))

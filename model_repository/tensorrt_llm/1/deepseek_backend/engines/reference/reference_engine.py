@@ -171,7 +171,8 @@ class ReferenceEngine:
                 self._wake.notify()
         except BackendError as error:
             self._refuse(request, sink, error)
-        except Exception as error:  # the tokenizer may raise anything, and must not end the caller's thread
+        except Exception as error:
+            # The tokenizer may raise anything, and must not end the caller's thread.
             logger.exception("a request can't be read")
             self._refuse(request, sink, EngineError(f"the request can't be read: {describe(error)}"))
 
@@ -230,7 +231,8 @@ class ReferenceEngine:
             while not self._down:
                 self._iterate(batch)
             self._end(batch, finish_reason="cancelled")
-        except Exception as error:  # every open request must hear of it, whatever the model has raised
+        except Exception as error:
+            # Every open request must hear of it, whatever the model has raised.
             logger.exception("the engine has failed")
             with self._wake:
                 self._down = f"the engine has failed: {describe(error)}"

@@ -7,7 +7,6 @@ its answer.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import random
 import re
@@ -61,6 +60,8 @@ _SINGLES = [(token_id,) for token_id in range(len(VOCABULARY))]
 
 _TAPE_LENGTH = 1 << 16
 _MASK = _TAPE_LENGTH - 1
+_draw = random.Random(61)
+_TAPE = [_draw.randrange(ORDINARY_IDS.start, ORDINARY_IDS.stop) for _ in range(_TAPE_LENGTH)]
 
 _TOKEN = re.compile(
     r"<｜[^｜]{1,32}｜>|</?think>|[ ]?[^\W\d_\u2e80-\U0003ffff]{1,8}|\d{1,3}|[ ]?[^\w\s]|\s+|.", re.DOTALL
@@ -108,13 +109,6 @@ class FillerTokenizer:
         return "".join(text_of(token_id) for token_id in token_ids if token_id >= hidden)
 
 
-@functools.cache
-def _tape() -> list[int]:
-    """Return the tape of random tokens, which is made once."""
-    draw = random.Random(61)
-    return [draw.randrange(ORDINARY_IDS.start, ORDINARY_IDS.stop) for _ in range(_TAPE_LENGTH)]
-
-
 @dataclass(frozen=True, slots=True)
 class Script:
     """All tokens that a request may generate: a walk over the tape."""
@@ -128,11 +122,10 @@ class Script:
 
     def read(self, first: int, end: int) -> tuple[tuple[int, ...], str]:
         """Return ids and text of the tokens from `first` up to `end`."""
-        tape = _tape()
         if end - first == 1:  # nearly every call is for a single token
-            token_id = CLOSING_ID if first == self.closes_at else tape[(self.start + first * self.stride) & _MASK]
+            token_id = CLOSING_ID if first == self.closes_at else _TAPE[(self.start + first * self.stride) & _MASK]
             return _SINGLES[token_id], VOCABULARY[token_id]
-        ids = [tape[(self.start + index * self.stride) & _MASK] for index in range(first, end)]
+        ids = [_TAPE[(self.start + index * self.stride) & _MASK] for index in range(first, end)]
         if first <= self.closes_at < end:
             ids[self.closes_at - first] = CLOSING_ID
         return tuple(ids), "".join([VOCABULARY[token_id] for token_id in ids])

@@ -130,7 +130,13 @@ class KvTransfers:
         def keep() -> None:
             self._held[key] = cache = _HeldCache(freed)
             if self._timeout_s is not None:
-                cache.expiry = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, key)
+                cache.expiry = asyncio.get_running_loop().call_later(self._timeout_s, expire)
+
+        def expire() -> None:
+            if (writer := self._held[key].writer) is None:
+                self._free(key)
+            else:
+                writer.close()  # `_serve` frees it
 
         self._loop.call(keep)
         return KvTicket(host=self._host, port=self._port, key=key, script=script)
@@ -168,12 +174,6 @@ class KvTransfers:
             self._loop.start(lambda: None)
 
     # Everything below runs in the loop's thread.
-
-    def _expire(self, key: str) -> None:
-        if (writer := self._held[key].writer) is None:
-            self._free(key)
-        else:
-            writer.close()  # `_serve` frees it
 
     def _free(self, key: str) -> None:
         cache = self._held.pop(key)
@@ -223,7 +223,8 @@ class KvTransfers:
         try:
             connecting = asyncio.open_connection(ticket.host, ticket.port, limit=_READ_LIMIT_BYTES)
             reader, writer = await asyncio.wait_for(connecting, PATIENCE_S)
-        except (OSError, ValueError, asyncio.TimeoutError) as error:  # ValueError: a name that can't be one of a host
+        except (OSError, ValueError, asyncio.TimeoutError) as error:
+            # ValueError: a name that can't be one of a host.
             ended(ContextLostError(f"{where} can't be reached ({describe(error)})"))
             return
         try:

@@ -223,7 +223,8 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
                     async for row in self._llm.get_stats_async(timeout=STATS_PERIOD_S):
                         self._iterations.add(row)
                     await asyncio.sleep(STATS_PERIOD_S)
-            except Exception:  # upstream calls this interface a prototype, and requests are served without it
+            except Exception:
+                # Upstream calls this interface a prototype, and requests are served without it.
                 logger.exception("TensorRT-LLM's iteration statistics can't be read; their metrics stay as they are")
                 self._reports_iterations = False
 
@@ -233,7 +234,8 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         """Serve one request, from its prompt to its last step."""
         try:
             await self._generate(entry)
-        except Exception as error:  # it ends this request; the others go on unless the engine is dead
+        except Exception as error:
+            # It ends this request; the others go on unless the engine is dead.
             self._end_with(entry, error)
             return
         self._finish(entry, Step(error=EngineError("TensorRT-LLM ended the request without a finish reason")))
@@ -249,7 +251,8 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
             else:
                 self._finish(entry, Step(error=self._as_backend_error(entry, error)))
             reason = self._reason_beyond_use(entry, error)
-        except Exception:  # for example of a TensorRT-LLM that is half shut down
+        except Exception:
+            # For example of a TensorRT-LLM that is half shut down.
             logger.exception("the failure of the request %s can't be judged", entry.request.request_id)
             self._finish(entry, Step(error=EngineError(f"TensorRT-LLM failed: {describe(error)}")))
         if reason:
@@ -367,7 +370,8 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
                 entry.increments, "a request has output before it was submitted"
             )
             step = increments.take(cut_short=cut_short)
-        except Exception as error:  # output that makes no sense counts as a failure to read it
+        except Exception as error:
+            # Output that makes no sense counts as a failure to read it.
             self._end_with(entry, error)
             if entry.task is not None and entry.task is not asyncio.current_task():
                 entry.task.cancel()
@@ -451,7 +455,8 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         try:
             if not entry.output.finished:
                 entry.output.abort()
-        except Exception:  # the request is ended by this engine all the same
+        except Exception:
+            # The request is ended by this engine all the same.
             logger.exception("TensorRT-LLM can't abort the request %s", entry.request.request_id)
 
     def _fail(self, reason: str) -> None:

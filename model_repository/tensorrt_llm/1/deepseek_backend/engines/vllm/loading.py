@@ -174,7 +174,8 @@ def own_process_group() -> Iterator[None]:
     group = os.getpgrp()
     try:
         os.setpgid(0, 0)
-    except PermissionError:  # this process leads a session, and so its group already
+    except PermissionError:
+        # This process leads a session, and so its group already.
         yield
         return
     try:

@@ -107,7 +107,8 @@ class CoreConnection:
                     step = entry.answer.advance(output.new_token_ids, at_s)
                 else:
                     step = self._step(entry, output, at_s)
-            except Exception as error:  # output that makes no sense ends its own request only
+            except Exception as error:
+                # Output that makes no sense ends its own request only.
                 logger.exception("an output of vLLM can't be read")
                 step = Step(error=EngineError(f"an output of vLLM can't be read: {describe(error)}"))
             if step is not None:
@@ -226,7 +227,8 @@ class SchedulerNumbers:
                     self._prefix_queries += prefix.queries
                     self._prefix_hits += prefix.hits
                 self._latest[rank] = (scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage)
-            except Exception:  # requests are served without them
+            except Exception:
+                # Requests are served without them.
                 logger.exception("vLLM's scheduler statistics can't be read; their metrics stay as they are")
                 self._is_readable = False
 

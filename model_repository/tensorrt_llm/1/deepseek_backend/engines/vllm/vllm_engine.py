@@ -195,7 +195,8 @@ class VllmEngine(LoopEngine[OpenAnswer]):
         """End vLLM's processes: it tells them to end, and kills them when they have not after some seconds."""
         try:
             self._llm.shutdown()
-        except Exception:  # the loop has to end all the same
+        except Exception:
+            # The loop has to end all the same.
             logger.exception("vLLM has not shut down as it should")
         # After the death of one of several cores, a thread of vLLM's is still ending the others.
         end_s = time.monotonic() + EXIT_TIMEOUT_S
@@ -219,7 +220,8 @@ class VllmEngine(LoopEngine[OpenAnswer]):
             if entry.is_open:
                 entry.rank = self._ranks.take()
                 await self._connection.submit(entry, prepared)
-        except Exception as error:  # it ends this request only, unless the engine core is dead
+        except Exception as error:
+            # It ends this request only, unless the engine core is dead.
             if isinstance(error, self._vllm.dead):
                 self._fail(f"{CORE_DIED}; the server's log has the cause")  # the reader may notice seconds later
             self._connection.flush()
@@ -302,7 +304,8 @@ class VllmEngine(LoopEngine[OpenAnswer]):
     async def _drop(self, entries: Sequence[OpenAnswer]) -> None:
         try:
             await self._connection.abort(entries)
-        except Exception:  # they have had their last steps
+        except Exception:
+            # They have had their last steps.
             logger.exception("vLLM can't abort %d requests", len(entries))
 
     def _fail(self, reason: str) -> None:
