@@ -61,6 +61,9 @@ _FIGURES: Mapping[str, str] = {
 }
 
 
+_NUMBERED = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
     folder: Path
@@ -94,8 +97,13 @@ class CheckpointFacts:
         """The shape of a checkpoint that was cut from the architecture: config.json and the index agree that it has
         the first layers alone, or the first experts. None for any other."""
         cut = cut_architecture(self.config, self.architecture) if self.architecture and self.other_figures else None
-        is_cut = cut is not None and not _differing(self.config, cut) and _holds_no_more(self.folder, cut)
-        return cut if is_cut else None
+        if cut is None or _differing(self.config, cut):
+            return None
+        index, _ = read_json(self.folder / INDEX, INDEX)
+        tensors = [match.groups() for name in _section(index, "weight_map") if (match := _NUMBERED.match(name))]
+        layers, experts = cut.num_layers + cut.num_mtp_layers, cut.num_routed_experts
+        is_within = all(int(layer) < layers and int(expert or 0) < experts for layer, expert in tensors)
+        return cut if tensors and is_within else None
 
     @property
     def has_16_bits(self) -> bool:
@@ -166,18 +174,6 @@ def _is_w4a16(section: Mapping[str, Any]) -> bool:
 def _differing(config: Mapping[str, Any], architecture: Architecture) -> Mapping[str, tuple[Any, Any]]:
     wanted = {key: getattr(architecture, name) for key, name in _FIGURES.items() if key in config}
     return {key: (config[key], value) for key, value in wanted.items() if config[key] != value}
-
-
-_NUMBERED = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
-
-
-def _holds_no_more(folder: Path, cut: Architecture) -> bool:
-    """Tell whether the index names tensors of layers, and none of a layer or an expert that `cut` doesn't have."""
-    index, _ = read_json(folder / INDEX, INDEX)
-    found = [match.groups() for name in _section(index, "weight_map") if (match := _NUMBERED.match(name))]
-    most = cut.num_layers + cut.num_mtp_layers
-    within = (int(layer) < most and int(expert or 0) < cut.num_routed_experts for layer, expert in found)
-    return bool(found) and all(within)
 
 
 def _section(document: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
@@ -251,32 +247,23 @@ def _quantization_problems(facts: CheckpointFacts, *, for_vllm: bool) -> Iterato
     if own.get("quant_method") == "fp8" and block != _FP8_BLOCK:
         message = f"expected weight_block_size {_FP8_BLOCK}, found {short_repr(block)}"
         yield codes.WRONG_QUANT_CONFIG.finding(message, _DOWNLOAD, file=f"{facts.label}/config.json")
-    if facts.hf_quant_config is None or for_vllm:
-        return
-    problems = list(_quant_config_problems(facts.hf_quant_config))
-    section = _section(facts.hf_quant_config, "quantization")
-    if section.get("quant_algo") == "MIXED_PRECISION" and "quantized_layers" not in section:
-        layers, _ = read_json(facts.folder / LAYERS_CONFIG, LAYERS_CONFIG)
-        if not isinstance((layers or {}).get("quantized_layers"), dict):
-            message = f"MIXED_PRECISION: expected {LAYERS_CONFIG} with quantized_layers beside it, found none"
-            problems.append((message, f"copy {LAYERS_CONFIG} from where the weights were quantized"))
-    for message, fix in problems:
-        yield codes.WRONG_QUANT_CONFIG.finding(message, fix, file=f"{facts.label}/{QUANT_CONFIG}")
+    if facts.hf_quant_config is not None and not for_vllm:
+        for message, fix in _quant_config_problems(facts.folder, facts.hf_quant_config):
+            yield codes.WRONG_QUANT_CONFIG.finding(message, fix, file=f"{facts.label}/{QUANT_CONFIG}")
 
 
-def _quant_config_problems(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _quant_config_problems(folder: Path, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with hf_quant_config.json, and how to mend it."""
     section = document.get("quantization")
     if not isinstance(section, dict):
         near = next((key for key in document if nearest_name(key, ["quantization"])), None)
-        found = safe_name(near) if near is not None else "none" if section is None else short_repr(section)
-        yield f"expected an object under quantization, found {found}", "write quantization, with quant_algo in it"
+        instead = safe_name(near) if near is not None else "none" if section is None else short_repr(section)
+        yield f"expected an object under quantization, found {instead}", "write quantization, with quant_algo in it"
         return
-    for key in section:
-        if key not in _QUANT_KEYS:
-            meant = nearest_name(key, _QUANT_KEYS)
-            fix = f"did you mean {meant}?" if meant else "remove it"
-            yield f"{safe_name(key)} is not a key that TensorRT-LLM reads, so it is ignored", fix
+    for key in section.keys() - set(_QUANT_KEYS):
+        meant = nearest_name(key, _QUANT_KEYS)
+        fix = f"did you mean {meant}?" if meant else "remove it"
+        yield f"{safe_name(key)} is not a key that TensorRT-LLM reads, so it is ignored", fix
     algo, kv_algo, group = (section.get(key) for key in ("quant_algo", "kv_cache_quant_algo", "group_size"))
     if algo not in _ALGOS:
         likely = nearest_name(algo, _ALGOS) if algo is not None else None
@@ -288,6 +275,11 @@ def _quant_config_problems(document: Mapping[str, Any]) -> Iterator[tuple[str, s
     size = _GROUP_SIZES.get(algo) if isinstance(algo, str) else None
     if size is not None and group is not None and group != size:
         yield f"group_size: expected {size} for {algo}, found {short_repr(group)}", f"write {size}"
+    if algo == "MIXED_PRECISION" and "quantized_layers" not in section:
+        layers, _ = read_json(folder / LAYERS_CONFIG, LAYERS_CONFIG)
+        if not isinstance((layers or {}).get("quantized_layers"), dict):
+            message = f"MIXED_PRECISION: expected {LAYERS_CONFIG} with quantized_layers beside it, found none"
+            yield message, f"copy {LAYERS_CONFIG} from where the weights were quantized"
 
 
 def _tokenizer_problems(folder: Path, label: str, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -303,33 +295,21 @@ def _tokenizer_problems(folder: Path, label: str, config: Mapping[str, Any]) -> 
     yield from (*findings, *found)
     if tokenizer is None or names is None:
         return
-    ids = _token_ids(tokenizer)
+    # Token -> id, as far as tokenizer.json has it in the usual form.
+    ids: dict[str, Any] = dict(_section(_section(tokenizer, "model"), "vocab"))
+    added = tokenizer.get("added_tokens")
+    ids |= {str(e.get("content")): e.get("id") for e in added if isinstance(e, dict)} if isinstance(added, list) else {}
+    ids = {name: number for name, number in ids.items() if isinstance(number, int)}
     most, highest = config.get("vocab_size"), max(ids.values(), default=-1)
     fix = "put the model's own tokenizer there; download it again"
     if isinstance(most, int) and highest >= most:
         message = f"it has token {highest:,}, but config.json gives a vocabulary of {most:,}"
         yield codes.WRONG_TOKENIZER.finding(message, fix, file=file)
     for kind in ("bos", "eos"):
-        token, wanted = _token_name(names.get(f"{kind}_token")), config.get(f"{kind}_token_id")
-        if token is not None and isinstance(wanted, int) and ids.get(token) != wanted:
+        token, wanted = names.get(f"{kind}_token"), config.get(f"{kind}_token_id")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and isinstance(wanted, int) and ids.get(token) != wanted:
             found_id = short_repr(ids.get(token))
             message = f"its {kind}_token {safe_name(token)} is token {found_id}, but config.json says {wanted}"
             yield codes.WRONG_TOKENIZER.finding(message, fix, file=file)
             return
-
-
-def _token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Return token -> id, as far as tokenizer.json has it in the usual form."""
-    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids = dict(vocabulary) if isinstance(vocabulary, dict) else {}
-    for entry in added if isinstance(added, list) else ():
-        if isinstance(entry, dict):
-            ids[str(entry.get("content"))] = entry.get("id")
-    return {name: number for name, number in ids.items() if isinstance(number, int)}
-
-
-def _token_name(value: Any) -> str | None:
-    """Return the text of a special token, which tokenizer_config.json gives alone or in an object."""
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else None

@@ -129,13 +129,11 @@ def count_findings(
 
 
 def _example(count: int, num_ranks: int | None) -> str:
-    """Return a fix that shows what to write for `count` instances, shortened to fit a line."""
+    """Return a fix that shows what to write for the first two of `count` instances, at most 16 GPUs of each."""
     size = num_ranks or 1
-    shown, more = (size, "") if size <= 16 else (2, ",...")
-    firsts = range(0, min(count, 4) * size, size)
-    lists = [",".join(map(str, range(first, first + shown))) + more for first in firsts]
-    ids = ";".join(lists) + (";..." if count > 4 else "")
-    parameter = f'parameters [ {{ key: "{PARAMETER}", value: {{ string_value: "{ids}" }} }} ]'
+    lists = [",".join(map(str, range(first, first + min(size, 16)))) for first in range(0, min(count, 2) * size, size)]
+    more = ";..." if count > 2 else ",..." if size > 16 else ""
+    parameter = f'parameters [ {{ key: "{PARAMETER}", value: {{ string_value: "{";".join(lists)}{more}" }} }} ]'
     if count == 1:
         return f"write {parameter}, or leave the parameter out"
     return f"write {parameter}, with the GPUs of this machine, or count: 1 for one instance"

@@ -79,11 +79,11 @@ class _FolderCheck:
         self.on_file(self.folder / INDEX)
         index, findings = read_json(self.folder / INDEX, file)
         shards = None if index is None else _shards(index)
-        is_broken = index is not None and shards is None
+        if index is not None and shards is None:
+            findings.append(
+                codes.BROKEN.finding("expected weight_map, a mapping of tensor to shard", _AGAIN, file=file)
+            )
         index = None  # freed early, because it takes as much memory as everything below
-        if is_broken:
-            message = "expected weight_map, a mapping of tensor to shard"
-            findings.append(codes.BROKEN.finding(message, _AGAIN, file=file))
         yield from findings
         if shards is None:
             yield from self.check_each(present)
@@ -92,38 +92,42 @@ class _FolderCheck:
             yield codes.NO_WEIGHTS.finding(f"{INDEX} names no tensor", "download the checkpoint again", file=file)
         yield from self.check_shards(shards, file)
         for name in () if only_indexed else sorted(present - shards.keys()):
-            yield from self.check_stray(name)
+            header, findings = self.check_file(name)
+            reads = "" if header is None else f", but TensorRT-LLM reads its {header.found:,} bytes all the same"
+            message, fix = (
+                f"the index does not name this file{reads}",
+                "move it out of the folder, or download the index again",
+            )
+            yield codes.STRAY_SHARD.finding(message, fix, file=f"{self.label}/{name}")
+            yield from findings
 
     def check_shards(self, shards: Mapping[str, Collection[str]], index_file: str) -> Iterator[Finding]:
-        outside = [name for name in shards if not is_inside(name)]
+        outside = {name for name in shards if not is_inside(name)}
         if outside:
             message = f"expected names of files in this folder, found {first_names(outside)}"
             yield codes.BROKEN.finding(message, _AGAIN, file=index_file)
-        missing = [name for name in shards.keys() - set(outside) if _is_absent(self.folder / name)]
+        missing = {name for name in shards.keys() - outside if _is_absent(self.folder / name)}
         if missing:
             message = f"{len(missing)} of {len(shards)} shards are missing: {first_names(missing)}"
             yield codes.MISSING_SHARD.finding(message, "download them again", file=index_file)
         everywhere = frozenset(tensor for tensors in shards.values() for tensor in tensors)
-        for name in sorted(shards.keys() - set(outside) - set(missing)):
+        for name in sorted(shards.keys() - outside - missing):
             header, findings = self.check_file(name)
             yield from findings
             if header is not None:
                 yield from _compare(header, frozenset(shards[name]), everywhere, f"{self.label}/{name}")
-
-    def check_stray(self, name: str) -> Iterator[Finding]:
-        header, findings = self.check_file(name)
-        reads = "" if header is None else f", but TensorRT-LLM reads its {header.found:,} bytes all the same"
-        fix = "move it out of the folder, or download the index again"
-        yield codes.STRAY_SHARD.finding(f"the index does not name this file{reads}", fix, file=f"{self.label}/{name}")
-        yield from findings
 
     def check_without_index(self, present: set[str]) -> Iterator[Finding]:
         """Check a folder with one file, or with files whose names hold numbers."""
         if not present:
             message = f"{safe_name(self.label)} has neither {INDEX} nor a *.safetensors file"
             yield codes.NO_WEIGHTS.finding(message, "download the checkpoint again", file=self.label)
-        missing = _unnumbered(present)
-        if missing:
+        expected: set[str] = set()
+        for name in present:
+            if (match := _NUMBERED.search(name)) and int(match[2]) <= _MOST_SHARDS:
+                start, end, digits = name[: match.start(1)], name[match.end(1) :], len(match[1])
+                expected.update(f"{start}{number:0{digits}}{end}" for number in range(1, int(match[2]) + 1))
+        if missing := expected - present:
             message = f"{len(missing)} shards are missing, as the names of the others show: {first_names(missing)}"
             yield codes.MISSING_SHARD.finding(message, "download them again", file=self.label)
         yield from self.check_each(present)
@@ -222,14 +226,3 @@ def _shards(index: Mapping[str, Any]) -> dict[str, set[str]] | None:
         tensor, shard = weight_map.popitem()
         shards.setdefault(shard, set()).add(tensor)
     return shards
-
-
-def _unnumbered(present: set[str]) -> list[str]:
-    """Return the shards that are missing, by the numbers in the names of those that are there."""
-    missing: set[str] = set()
-    matches = [(name, match) for name in present if (match := _NUMBERED.search(name))]
-    series = {(name[: m.start(1)], len(m[1]), int(m[2]), name[m.end(1) :]) for name, m in matches}
-    for start, digits, total, end in series:
-        if total <= _MOST_SHARDS:
-            missing.update(f"{start}{n:0{digits}}{end}" for n in range(1, total + 1))
-    return sorted(missing - present)
