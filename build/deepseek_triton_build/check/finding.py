@@ -5,12 +5,14 @@ Everywhere in this package `file` and `label` are the names by which findings ca
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.check.codes import CHECKS
+from deepseek_triton_build.data.yaml_files import read_data
 from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES
 from deepseek_triton_build.rules.finding import Code, Finding
 
@@ -65,44 +67,6 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(set(findings), key=lambda f: (f.file, f.line or 0, f.code, f.key or "", f.message)))
 
 
-_INTRODUCTION = """\
-# Rules
-
-This page lists what `deepseek-triton build` refuses or warns about, and what `deepseek-triton check` finds. `check
---explain CODE` prints one of them.
-
-An **error** is something that can't work, or that is known to crash, to hang or to be refused by the engine. If there
-is an error, nothing is built, and `check` ends with exit code 1. A **warning** is something that is known to go wrong
-in some circumstances, or that has no effect. A **note** is worth knowing. A rule is skipped when it needs a fact that
-is not known (the GPU, the release, the checkpoint). A key that the release is known not to have is an error, or a
-warning where the release ignores it. A key that this project has no record of is a warning.
-
-Each title says what must be true. Issues and pull requests are those of
-[NVIDIA/TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM). "Releases" names the TensorRT-LLM releases (vLLM
-versions, of the rules X) that the rule applies to, as far as the sources say: "before 1.1" says that 1.1 has the fix
-or the feature, not that every older release was tried.
-"""
-
-# First letter of a code -> the title of its section, in the page's order.
-_TOPICS = {
-    "H": "Hardware, weights and releases",
-    "P": "Parallelism",
-    "A": "Attention and prefill",
-    "M": "Mixture of experts",
-    "K": "KV cache",
-    "D": "Speculative decoding and sampling",
-    "L": "Limits and sizes",
-    "G": "Context and generation servers",
-    "V": "V3.2",
-    "X": "vLLM",
-    "E": "Environment and engine",
-    "S": "Files, keys and values",
-    "T": "triton_config, instances and GPUs",
-    "C": "config.pbtxt",
-    "W": "The checkpoint",
-}
-
-
 def find_code(code: str) -> Code:
     """Return the rule or finding of that code in any case, or raise UnknownNameError."""
     entries = {entry.code: entry for entry in _entries()}
@@ -113,15 +77,13 @@ def find_code(code: str) -> Code:
 
 def rules_page() -> str:
     """Return the rules and the other findings of `check` as a page for people, in Markdown."""
-    parts = [_INTRODUCTION]
-    for letter, title in _TOPICS.items():
-        parts += [f"## {title}", ""]
-        for entry in _entries():
-            if entry.code[0] == letter:
-                facts = f"*{entry.severity.capitalize()}; releases: {entry.releases}.*"
-                heading = f'### <a id="{entry.code.lower()}"></a>{entry.code} {entry.title}'
-                parts.append(f"{heading}\n\n{facts} {entry.why}\n\nSource: {entry.source}\n")
-    return "\n".join(parts)
+    by_letter: dict[str, str] = {}
+    for entry in _entries():
+        facts = f"*{entry.severity.capitalize()}; releases: {entry.releases}.*"
+        heading = f'### <a id="{entry.code.lower()}"></a>{entry.code} {entry.title}'
+        text = f"{heading}\n\n{facts} {entry.why}\n\nSource: {entry.source}\n"
+        by_letter[entry.code[0]] = by_letter.get(entry.code[0], "") + text + "\n"
+    return string.Template(read_data("rules_page.md")).substitute(by_letter)
 
 
 def _entries() -> list[Code]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,11 +149,21 @@ def find_checkpoint_folder(model: str, version_dir: Path, model_root: Path | Non
     return next((folder for folder in candidates if os.path.isdir(folder)), None)
 
 
-def require_model_root(options: CheckOptions) -> None:
-    """Require the folder that the user names to exist.
+def require_options(options: CheckOptions) -> None:
+    """Require the user's names to be known, even if no rule needs them, and the checkpoint's folder to exist.
 
-    :raises UnusableCheckpointError: when it does not.
+    :raises BuildError: when one is not.
     """
+    finders: list[tuple[str | None, Callable[[str], object]]] = [
+        (options.gpu, find_gpu),
+        (options.variant, find_variant),
+        (options.precision, find_precision),
+        (options.release, load_release),
+        (options.vllm, load_vllm),
+    ]
+    for name, find in finders:
+        if name:
+            find(name)
     if options.model_root is not None and not os.path.isdir(options.model_root):
         found = "a file" if os.path.exists(options.model_root) else "nothing"
         where = safe_name(str(options.model_root))

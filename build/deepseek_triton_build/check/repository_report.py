@@ -13,7 +13,7 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import read_yaml
 from deepseek_triton_build.check.finding import Report, in_order
 from deepseek_triton_build.check.generated_origin import Stamp, changed_files, read_stamp
-from deepseek_triton_build.check.model_identity import CheckOptions, require_model_root
+from deepseek_triton_build.check.model_identity import CheckOptions, require_options
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model, is_of_vllm_backend
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
 from deepseek_triton_build.check.rule_findings import ModelCheck
@@ -60,7 +60,7 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     :raises BuildError: when the options name an unknown release, variant or GPU, or a model_root that is no folder.
     """
     options = options or CheckOptions()
-    require_model_root(options)
+    require_options(options)
     _require_path(directory)
     if _is_pair(directory):
         return _pair_report(directory, options)

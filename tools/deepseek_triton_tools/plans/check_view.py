@@ -8,7 +8,6 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from deepseek_triton_build.catalog import find_gpu, find_precision, find_variant, load_release, load_vllm
 from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository, find_code
 from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
@@ -22,16 +21,6 @@ _STYLES = {"error": "31", "warning": "33", "note": "2"}
 def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
     """Print the findings of `repository`, and return 1 when there are errors among them. Raises ToolError when --model
     is no folder, and BuildError when there is nothing to check or a name is unknown."""
-    # An unknown name is refused even if no rule needs it.
-    for name, find in (
-        (options.gpu, find_gpu),
-        (options.variant, find_variant),
-        (options.precision, find_precision),
-        (options.release, load_release),
-        (options.vllm, load_vllm),
-    ):
-        if name:
-            find(name)
     if options.model_root and not os.path.isdir(options.model_root):
         raise ToolError(
             f"--model {options.model_root}: expected the checkpoint's folder, found none there", exit_code=2
