@@ -60,7 +60,6 @@ EDITS = [  # what is replaced, by what, the code of the finding, its line and wo
     (SEQS, f"max_num_batched_tokens: -1\n{SEQS}", "S016", 6, "from 1"),
     (SEQS, f"block_size: 0\n{SEQS}", "S016", 6, "from 1"),
     (SEQS, "max_batch_size: 256", "S013", 6, "write max_num_seqs: 256"),
-    (METHOD, "  decoding_type: MTP", "S013", 9, "under speculative_config: write method: mtp"),
     (SEQS, "compilation_config:\n  level: 3", "S013", 7, "under compilation_config: write mode: 3"),
     (METHOD, "  methods: mtp", "S011", 9, "did you mean method, under speculative_config?"),
     (SEQS, f"attention_backend: FLASH_MLA\n{SEQS}", "S015", 6, "did you mean FLASHMLA?"),
@@ -68,10 +67,7 @@ EDITS = [  # what is replaced, by what, the code of the finding, its line and wo
     (SEQS, "kv_cache_config:\n  sink: 1", "S011", 6, "is not an argument of vLLM"),
     (SEQS, "max_inflight: 256", "S011", 6, "indent it"),
     ("  decoupled: true", "  decoupled: true\n  max_num_seqs: 1", "T001", 14, "move it to the top level"),
-    ("  engine: vllm", "  engine: vlm", "T002", 12, "tensorrt_llm, vllm, reference"),
     (SEQS, "pipeline_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
-    (SEQS, "data_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
-    ("tensor_parallel_size: 8", "tensor_parallel_size: 4", "T014", 0, "8 GPUs for 4 ranks"),
     ("model: deepseek-ai/DeepSeek-R1", "model:", "S020", 1, "no model is named"),
 ]
 
