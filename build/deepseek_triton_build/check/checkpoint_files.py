@@ -127,6 +127,7 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
         findings += found
     names = (config or {}).get("architectures")
     class_name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+    # Several architectures share a class name, so the figures decide.
     alike = [a for a in architectures().values() if a.class_name == class_name]
     architecture = min(alike, key=lambda a: len(_differing(config or {}, a)), default=None)
     if config is not None and architecture is None:
@@ -136,6 +137,7 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
         findings.append(codes.UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
     in_config, in_quant = _section(config, "quantization_config"), _section(quant, "quantization")
     by_config = in_config.get("quant_algo") or ("W4A16" if _is_w4a16(in_config) else in_config.get("quant_method"))
+    # TensorRT-LLM takes hf_quant_config.json first, vLLM config.json.
     is_in_quant = bool(in_quant.get("quant_algo")) and not (for_vllm and by_config)
     algo = in_quant["quant_algo"] if is_in_quant else by_config
     kv_algo = in_quant.get("kv_cache_quant_algo")

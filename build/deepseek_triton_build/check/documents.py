@@ -33,6 +33,7 @@ def open_file(path: Path) -> BinaryIO:
     :raises ValueError: for a path that no file can have.
     """
     _require_file(os.stat(path))  # checked before opening, because opening a device may already have an effect
+    # Another process may put a pipe in its place after the first look; O_NONBLOCK keeps open() from waiting.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     opened = os.fdopen(descriptor, "rb")
     try:
@@ -207,6 +208,7 @@ class _DocumentReader:
             return [self.value(item, path, above) for item in node.value]
         assert isinstance(node, yaml.MappingNode)  # the third and last kind of node
         self._find_duplicates(node, path)
+        # It expands `<<: *base` as the safe loader does.
         self._constructor.flatten_mapping(node)
         values = {}
         for key_node, value_node in node.value:

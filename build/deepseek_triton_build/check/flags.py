@@ -197,6 +197,7 @@ def _set_argument(flags: ProgramFlags, flag: CommandFlag, key: str, row: Argumen
         flags.set(flag, key, None, Problem(codes.WRONG_TYPE, "expected a value after it, found none", fix))
         return
     value = _human(flag, row) or typed(flag.values, "str" if row.type.split(" | ")[0] == "str" else row.type)
+    # An argument with another kind of JSON is not looked into.
     is_json = isinstance(value, str) and value.startswith("{")
     if value is None or is_json or (value == "auto" and key in _AUTO):
         flags.set(flag, key, None)

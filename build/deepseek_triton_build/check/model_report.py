@@ -181,6 +181,7 @@ class _Model(ModelCheck):
     def find_program(self, config: ModelConfig | None) -> None:
         """Report a model.py that is not there. That of a generated model is among changed_files."""
         name = (config.message.default_model_filename if config is not None else "") or MODEL_PY
+        # changed_files says so of a generated one, and Python-based backends bring their own.
         is_generated = f"{self.folder.name}/{self.version_dir.name}/{name}" in self.stamp.files
         is_elsewhere = config is not None and backend_folder(config, self.folder) is not None
         if not is_generated and not is_elsewhere and not os.path.lexists(self.version_dir / name):

@@ -143,6 +143,7 @@ def _orchestrator_findings(config: Path, pair: ServerPair | None, options: Check
     release = None if pair is None else pair.context.release
     if options.release is not None:
         release = load_release(options.release)
+    # Without the size of the weights nobody can say how long a load takes.
     is_known = pair is not None and all(d.checkpoint is not None for d in pair.sides.values())
     orchestrator = Orchestrator(
         config=document.values,

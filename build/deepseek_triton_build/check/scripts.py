@@ -105,6 +105,7 @@ class ShellScript:
         found: dict[str, Variable] = {}
         for command in self.commands:
             assigned = [match for word in command if (match := _ASSIGNMENT.fullmatch(word.text)) is not None]
+            # `NAME=value program` gives the variable to that program alone; `NAME=value` by itself to none.
             leading = len(assigned) < len(command) and _ASSIGNMENT.fullmatch(command[0].text) is not None
             if not leading and command[0].text not in ("export", "env"):
                 continue  # an assignment alone, which no program sees, or none at all

@@ -246,6 +246,7 @@ def _by_name() -> Mapping[str, tuple[Variant, KnownCheckpoint]]:
 
 def _variant(name: str, entry: dict[str, Any]) -> Variant:
     lists = {key: tuple(entry.get(key, ())) for key in ("engines", "presets")}
+    # Weights that nobody publishes have no name and no measured size; the shapes give the number.
     unnamed: dict[str, Any] = {"model": "", "weight_bytes": 0, "bytes_status": "computed", "num_shards": None}
     weights = {
         kind: {

@@ -61,6 +61,7 @@ def canonical(settings: Mapping[str, Any], era_or_release: str) -> dict[str, Any
     result: dict[str, Any] = {}
     for key, value in settings.items():
         canonical_key = _canonical_name(key, eras)
+        # Where an old and a new name are both given, the new one counts.
         if key == canonical_key or canonical_key not in settings:
             is_inverted = key in _table()["inverted"] and isinstance(value, bool)
             result.setdefault(canonical_key, not value if is_inverted else value)

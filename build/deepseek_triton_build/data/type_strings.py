@@ -56,6 +56,7 @@ def _fits_one(value: Any, part: str) -> bool:
     if part.startswith("dict["):
         key_type, value_type = _split(part[5:-1], ",")
         return isinstance(value, dict) and all(fits(k, key_type) and fits(v, value_type) for k, v in value.items())
+    # A class that is not recorded takes any mapping, and an unknown type takes everything.
     return isinstance(value, dict) if part.endswith("Config") else True
 
 

@@ -56,6 +56,7 @@ class Replacement:
         """Return the value that stands for `old`; None when the table has none."""
         if self.values is None:
             return old
+        # The table's keys are as YAML and shells write them.
         text = str(old).lower() if isinstance(old, bool) else str(old)
         return self.values.get(text, self.values.get("otherwise"))
 

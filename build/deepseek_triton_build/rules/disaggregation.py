@@ -92,6 +92,7 @@ def _pipeline(pair: ServerPair) -> Iterator[Violation]:
     releases = [d.release for d in pair.sides.values() if d.release is not None]
     if not any(not release.is_before("1.2.0") and release.is_before("1.3.0") for release in releases):
         return
+    # The known issue names these two together.
     stages, ranks = pair.context.pipeline_parallel_size, pair.generation.layout.tensor_parallel_size
     if stages > 1 and ranks > 1:
         message = f"{stages} pipeline stages on the context server, with tensor parallelism {ranks} on the generation "
@@ -140,6 +141,7 @@ def _beams(pair: ServerPair) -> Iterator[Violation]:
 def _buffer(pair: ServerPair) -> Iterator[Violation]:
     longest = longest_prompt(pair.context)
     for side, d in pair.sides.items():
+        # A smaller buffer ends in a deadlock that only a restart ends (ai-dynamo/dynamo#4327).
         size = d.get(BUFFER)
         if longest and size is not None and size < longest:
             message = f"{BUFFER} {size:,} on the {side} server is less than the longest prompt, {longest:,} tokens"
@@ -182,6 +184,7 @@ def _transfer_timeout(pair: ServerPair) -> Iterator[Violation]:
     key, longest = f"{_TRANSCEIVER}.kv_transfer_timeout_ms", longest_prompt(pair.context)
     for side, d in pair.sides.items():
         timeout = d.get(key)
+        # 60 s were too short for prompts of 32K to 128K tokens (NVIDIA/TensorRT-LLM#13868).
         if timeout is not None and timeout <= 60_000 and longest and longest >= 32_768:
             message = f"{key} {timeout:,} on the {side} server is too short for prompts of {longest:,} tokens"
             yield Violation(_on(side, key), message, f"raise it above 60000, or remove {key}")

@@ -9,7 +9,9 @@ from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 from deepseek_triton_build.text import is_path
 
 RULES = RuleTable()
+# The newer name and the older one, which releases before 1.2 need.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# Prompts of 8K tokens with answers of 1K on H200 are the known issue of the deployment guide.
 _LONG_INPUT = 8192
 _V32_TOKENIZER = "deepseek_v32"
 RUNS_CODE = "trust_remote_code: Python files of the checkpoint run with the server's rights, and DeepSeek needs none"

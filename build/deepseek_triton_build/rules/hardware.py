@@ -142,6 +142,7 @@ def _gpus_per_node(d: Deployment) -> Iterator[Violation]:
     given, world = d.get("gpus_per_node"), d.num_gpus
     if not given or d.gpu is None:
         return
+    # Machines with fewer GPUs than usual exist, so only a number that shares or skips GPUs is wrong.
     node = min(world, d.gpu.gpus_per_node)
     if given < node or (given > d.gpu.gpus_per_node and world > d.gpu.gpus_per_node):
         message = f"gpus_per_node {given}: a node with {d.gpu.name} usually has {d.gpu.gpus_per_node}"

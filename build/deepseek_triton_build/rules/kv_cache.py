@@ -12,11 +12,16 @@ from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deploym
 RULES = RuleTable()
 _DTYPE = "kv_cache_config.dtype"
 _FRACTION = "kv_cache_config.free_gpu_memory_fraction"
+# Compute capabilities on which MLA reuses blocks (py_executor_creator.py).
 _REUSE_SMS = (90, 100, 103, 120)
+# The guides name 0.7 to 0.95, and memory use fluctuates.
 _HIGHEST_FRACTION = 0.95
+# The FP8 examples for Blackwell use it.
 _HIGHEST_DEEPGEMM_FRACTION = 0.8
+# With MTP and batches from _LARGE_BATCH, memory ran out even at 0.6 (NVIDIA/TensorRT-LLM PR 13357, PR 14232).
 _HIGHEST_WITH_DRAFTS = 0.5
 _LARGE_BATCH = 128
+# A margin of this project's own: cuBLAS, NCCL and the kernels of the first long prompts come after the cache.
 _LEAST_FREE = 2 * GIB
 # Tokens of an iteration below which a server of a pair may keep _HIGHEST_FRACTION: twice what it is published with
 # (TensorRT-LLM examples/models/core/deepseek_v3/README.md, Disaggregated Serving).

@@ -32,6 +32,7 @@ def _supported_backend(d: Deployment) -> Iterator[Violation]:
         return
     sizes = _possible_sizes(d)
     rows = [row for ep in sizes if (row := find_moe_backends(d.gpu, d.precision, ep)) is not None]
+    # Without a published row nothing is known, and M003 speaks of the size.
     if not rows or any(backend in row.backends for row in rows):
         return
     default = "" if _BACKEND in d.settings else ", the default,"
@@ -99,6 +100,7 @@ def _slots(d: Deployment) -> Iterator[Violation]:
 @RULES.error("M006")
 def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.get(_BACKEND)
+    # Before 1.2 only WIDEEP routes to the balancer's slots (release notes 1.2).
     able = ("WIDEEP",) if d.release is None or d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM")
     if d.release is not None and _has_balancer(d) and backend not in able:
         message = f"the expert load balancer does not work with MoE back end {backend}"

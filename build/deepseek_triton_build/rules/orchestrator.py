@@ -174,6 +174,7 @@ def _block_size(orchestrator: Orchestrator) -> Iterator[Violation]:
         return
     for side, d in orchestrator.pair.sides.items():
         router = orchestrator.router(side)
+        # 32 is the router's own default, whatever the servers' blocks hold.
         size = router.get("tokens_per_block", 32)
         if router.get("type") == KV_AWARE and size != d.tokens_per_block:
             message = f"the router's blocks have {size} tokens and the {side} servers' have {d.tokens_per_block}"
@@ -189,6 +190,7 @@ def _cluster(orchestrator: Orchestrator) -> Iterator[Violation]:
         yield Violation(CLUSTER, message, "name the servers by urls, or use 1.2.0 or newer")
     for key in given:
         if key not in _CLUSTER_KEYS:
+            # TensorRT-LLM's README of disaggregated serving has the wrong name.
             meant = "inactive_timeout_sec" if key == "inactive_interval_sec" else ", ".join(_CLUSTER_KEYS)
             yield Violation(f"{CLUSTER}.{key}", f"{CLUSTER} has no {short_repr(key)}", f"use {meant}")
     if given and "cluster_uri" not in given:

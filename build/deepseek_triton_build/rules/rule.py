@@ -206,6 +206,7 @@ class Deployment(AnyDeployment):
     @property
     def tokens_per_block(self) -> int:
         """The block size that the engine really uses."""
+        # FlashMLA replaces a configured size.
         if self.gpu_architecture == "hopper":
             return FLASH_MLA_TOKENS_PER_BLOCK
         return int(self.get("kv_cache_config.tokens_per_block"))

@@ -103,6 +103,7 @@ def _h200_memory(d: Deployment) -> Iterator[Violation]:
     tokens, fraction = d.get("max_num_tokens"), d.get("kv_cache_config.free_gpu_memory_fraction")
     if d.gpu is None or d.gpu.name != "h200" or d.precision != "fp8" or not d.is_before("1.0.0"):
         return
+    # The report had 5,127 tokens and a share of 0.7 (NVIDIA/TensorRT-LLM#3486).
     if tokens and tokens >= 5000 and fraction is not None and fraction >= 0.7:
         message = (
             f"max_num_tokens {tokens:,} with a KV cache of {fraction} of the free memory was seen to run out of it"
@@ -115,6 +116,7 @@ def _held_requests(d: Deployment) -> Iterator[Violation]:
     if d.concurrency is None or d.held_requests is None or d.held_requests >= d.concurrency:
         return
     levers = ["more GPUs", "shorter requests"]
+    # Advice that another rule would refuse (K001, K002, V001) is none.
     fp8_works = d.supports(f"fp8_kv_mla_{d.gpu_architecture}") and d.precision != "w4a8"
     if not d.has_fp8_kv and fp8_works and not (d.is_sparse and d.gpu_architecture != "blackwell"):
         levers.insert(0, "--kv-cache-dtype fp8")

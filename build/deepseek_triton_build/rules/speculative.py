@@ -16,6 +16,7 @@ _LAYERS = "speculative_config.num_nextn_predict_layers"
 _DRAFT_LEN = "speculative_config.max_draft_len"
 _RELAXED = "speculative_config.use_relaxed_acceptance_for_thinking"
 _ADVANCED = "speculative_config.allow_advanced_sampling"
+# TensorRT-LLM blog: How to get best performance on DeepSeek-R1, at batch 1.
 _MOST_PUBLISHED_DRAFTS = 3
 # Sampling fields that the backend does itself, on every engine.
 _DONE_BY_BACKEND = frozenset(

@@ -230,6 +230,7 @@ def _memory_share(d: VllmDeployment) -> Iterator[Violation]:
 
 @RULES.warning("X022")
 def _priority(d: VllmDeployment) -> Iterator[Violation]:
+    # Only this project's backend has the field, and only it has a triton_config.
     if d.triton and d.get("scheduling_policy") != "priority":
         message = f"scheduling_policy {d.get('scheduling_policy')}: requests with the field priority are refused"
         yield Violation("scheduling_policy", message, "use scheduling_policy: priority")
