@@ -29,6 +29,15 @@ _FIX = (
 )
 
 
+HoldMode = Literal["auto", "lock", "watch"]
+
+# Rounds in a row after which most of what the round before had brought in was gone again. After that many rounds the
+# watch brings nothing in any more.
+_ROUNDS_LOST = 3
+# Share of the time that may go into asking what is resident: mincore takes 17 ms a GiB.
+_ASKING_SHARE = 0.05
+
+
 class LockedFiles:
     """Files that are mapped and locked until `close`. Their page tables take 2 MiB for each GiB."""
 
@@ -45,9 +54,13 @@ class LockedFiles:
         """
         for path in paths:
             try:
-                address, size = self._map(path)
+                # A pipe in its place must not block. The mapping outlives the descriptor.
+                with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    address = page_cache.map_file(file.fileno(), 0, size) if size else 0
             except OSError as error:
                 raise LockError(f"{path}: can't be mapped, which is needed to lock it: {error.strerror}") from error
+            self._mappings += [(address, size)] if size else []
             for offset in range(0, size, WINDOW):
                 if stop.is_set():
                     return
@@ -58,19 +71,6 @@ class LockedFiles:
                     locked = f"{sized(self.size)} were locked, then {path.name} could not be: {error.strerror}"
                     raise LockError(f"{locked}; {_limits()}; {_FIX}") from error
                 self.size += length
-
-    def _map(self, path: Path) -> tuple[int, int]:
-        """Return address and length."""
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not block
-        try:
-            size = os.fstat(fd).st_size
-            if not size:
-                return 0, 0
-            address = page_cache.map_file(fd, 0, size)
-        finally:
-            os.close(fd)  # the mapping stays
-        self._mappings.append((address, size))
-        return address, size
 
     def close(self) -> None:
         for address, size in self._mappings:
@@ -102,15 +102,6 @@ def _may_lock_all() -> bool:
     return bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)
 
 
-HoldMode = Literal["auto", "lock", "watch"]
-
-# Rounds in a row after which most of what the round before had brought in was gone again. After that many rounds the
-# watch brings nothing in any more.
-_ROUNDS_LOST = 3
-# Share of the time that may go into asking what is resident: mincore takes 17 ms a GiB.
-_ASKING_SHARE = 0.05
-
-
 @dataclass(frozen=True, kw_only=True)
 class Held:
     """The state of the hold after one round."""
@@ -122,9 +113,6 @@ class Held:
     """Bytes brought in again since the hold began."""
     problem: str | None = None
     """The reason why the hold does not work as it should, in one line."""
-
-
-Observe = Callable[[Held], None]
 
 
 def check_hold(survey: Survey, mode: HoldMode) -> None:
@@ -166,7 +154,12 @@ def _check_watchable(resident: Sequence[int | None], not_locked: LockError | Non
 
 
 def hold(
-    survey: Survey, *, mode: HoldMode, stop: threading.Event, observe: Observe | None = None, period_s: float = 15.0
+    survey: Survey,
+    *,
+    mode: HoldMode,
+    stop: threading.Event,
+    observe: Callable[[Held], None] = lambda held: None,
+    period_s: float = 15.0,
 ) -> None:
     """Hold the chosen files until `stop` is set. "auto" locks them, and watches them where locking is not allowed.
 
@@ -174,7 +167,6 @@ def hold(
     :raises LockError: when mode is "lock" and the limit on locked memory is too low or a file can't be mapped; or when
         the files can't be watched, because the kernel does not say what of them is resident.
     """
-    observe = observe or (lambda held: None)
     not_locked = None
     if mode != "watch":
         try:
@@ -195,7 +187,9 @@ def hold(
 class _Watch:
     """Rounds of asking what was evicted and bringing it in again."""
 
-    def __init__(self, survey: Survey, stop: threading.Event, observe: Observe, not_locked: LockError | None) -> None:
+    def __init__(
+        self, survey: Survey, stop: threading.Event, observe: Callable[[Held], None], not_locked: LockError | None
+    ) -> None:
         # Headers and checksums were checked by the first warm-up; they are not checked again.
         self._survey = replace(survey, checkpoints=(), options=replace(survey.options, verify=False, give_up_s=None))
         self._stop = stop
@@ -262,27 +256,24 @@ class Evicted:
 
 def evict_all(survey: Survey) -> tuple[Evicted, ...]:
     """Drop every file of the survey, whatever its share or selection."""
-    done = [_evict(each) for each in survey.files]
+    done = []
+    for each in survey.files:
+        path, left, reason = each.file.path, None, ""
+        if not each.file_system.reading.jobs:
+            left, reason = each.file.size, f"it lies in memory itself, on {each.file_system.mount.type}"
+        else:
+            try:
+                left = evict(path)
+            except OSError as error:
+                reason = f"can't be opened: {error.strerror}"
+        done.append(Evicted(path=path, left=left, reason=reason))
     users = _users([each.path for each in done if each.left and not each.reason])
-    explained = []
-    for each in done:
+    for number, each in enumerate(done):
         if each.left and not each.reason:
             names = ", ".join(users.get(each.path, ()))
             by = f"mapped by {names}" if names else "mapped or locked by a process, or not written back yet"
-            each = replace(each, reason=f"{sized(each.left)} stayed: {by}")
-        explained.append(each)
-    return tuple(explained)
-
-
-def _evict(each: SurveyedFile) -> Evicted:
-    path = each.file.path
-    if not each.file_system.reading.jobs:
-        reason = f"it lies in memory itself, on {each.file_system.mount.type}"
-        return Evicted(path=path, left=each.file.size, reason=reason)
-    try:
-        return Evicted(path=path, left=evict(path))
-    except OSError as error:
-        return Evicted(path=path, left=None, reason=f"can't be opened: {error.strerror}")
+            done[number] = replace(each, reason=f"{sized(each.left)} stayed: {by}")
+    return tuple(done)
 
 
 def _users(paths: Sequence[Path]) -> Mapping[Path, list[str]]:
