@@ -22,11 +22,11 @@ from deepseek_triton_tools.checkpoints.number_formats import (
     dequantize_blocks,
     dequantize_groups,
     float32_of,
+    int4_of_fp8,
     quantize_blocks,
     quantize_int4,
     unpack_int4,
 )
-from deepseek_triton_tools.checkpoints.tensor_jobs import int4_of_fp8
 
 
 def weights(rows, columns):

@@ -29,10 +29,21 @@ from typing import Any
 import numpy as np
 
 from deepseek_triton_build.check import INDEX
-from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
+from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard, TensorJob
 from deepseek_triton_tools.checkpoints.folder_files import CONFIG, CONVERSION, companion_files, free_bytes
+from deepseek_triton_tools.checkpoints.number_formats import (
+    BLOCK,
+    Floats,
+    bfloat16_of,
+    dequantize_blocks,
+    dequantize_groups,
+    float32_of,
+    int4_of_fp8,
+    quantize_blocks,
+    quantize_int4,
+)
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, sweep
-from deepseek_triton_tools.checkpoints.tensor_jobs import run_job
+from deepseek_triton_tools.checkpoints.stored_tensors import Array
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.checkpoint_manifest import (
@@ -48,6 +59,8 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 _PLAN = "plan.json"
 _ROOM = 2**30
 """Bytes that stay free beside the output."""
+_ROWS = 2 * BLOCK
+"""Rows that are computed at once. Larger pieces do not stay in a processor's cache."""
 _TURN_S = 0.2
 """The longest time from one report of progress to the next."""
 Say = Callable[[int], object]
@@ -351,3 +364,48 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     with whole_file(path) as file:
         json.dump(document, file, indent=2)
         file.write("\n")
+
+
+def run_job(job: TensorJob) -> Iterator[tuple[Array, int]]:
+    """Yield the values of the job's outputs in their order, and the bytes of the checkpoint that were read for them.
+
+    :raises CheckpointError: when the checkpoint can't be read, or holds what is no number.
+    """
+    weight, stored_tensor = job.weight, job.weight.stored
+    if not stored_tensor.num_bytes:
+        return
+    if weight.format == job.written_as:
+        for tensor in weight.tensors:
+            yield from ((rows, rows.nbytes) for rows in tensor.pieces())
+        return
+    scales_of_rows = []
+    for begin in range(0, stored_tensor.shape[0], _ROWS):
+        end = min(begin + _ROWS, stored_tensor.shape[0])
+        stored, scales = stored_tensor.read(begin, end), weight.read_scales(begin, end)
+        values, new_scales = _converted(job, stored, scales)
+        # What becomes of a whole group of INT4 shows in its new scale.
+        are_finite = all(np.isfinite(each).all() for each in (scales, new_scales) if each is not None)
+        if not are_finite or (weight.format == "fp8" and (stored.view(np.uint8) & 0x7F == 0x7F).any()):
+            raise CheckpointError(
+                f"{stored_tensor.file}: {job.name}: expected numbers, found an infinite one or NaN; verify the "
+                "checkpoint, and download the file again"
+            )
+        yield values, stored.nbytes + (0 if scales is None else scales.nbytes)
+        if new_scales is not None:
+            scales_of_rows.append(new_scales)
+    if scales_of_rows:
+        yield np.concatenate(scales_of_rows), 0
+
+
+def _converted(job: TensorJob, stored: Array, scales: Floats | None) -> tuple[Array, Floats | None]:
+    """Return rows of the new tensor, and their scales where it has such."""
+    if job.weight.format == "fp8" and scales is not None:
+        if job.written_as == "int4":
+            return int4_of_fp8(stored, scales)
+        return bfloat16_of(dequantize_blocks(stored, scales)), None
+    weight = float32_of(stored) if scales is None else dequantize_groups(stored, scales)
+    if job.written_as == "int4":
+        return quantize_int4(weight)
+    if job.written_as == "fp8":
+        return quantize_blocks(weight)
+    return bfloat16_of(weight), None

@@ -99,6 +99,12 @@ def quantize_int4(weight: Floats) -> tuple[Packed, Floats]:
     return pack_int4(quotients.astype(np.int8).reshape(rows, columns)), scales
 
 
+def int4_of_fp8(values: Fp8, scales: Floats) -> tuple[Packed, Floats]:
+    """Return INT4 values and their scales of FP8 values and theirs."""
+    # Rounded to bfloat16 between, as TensorRT-LLM's script does, so that both make the same values.
+    return quantize_int4(float32_of(bfloat16_of(dequantize_blocks(values, scales))))
+
+
 def pack_int4(values: npt.NDArray[np.int8]) -> Packed:
     """Return the bytes [rows, columns / 2] of values from -8 to 7 [rows, columns]."""
     # Little-endian: the first value is the low byte.
