@@ -98,7 +98,10 @@ def _scales_of_export(folder: Path) -> ActivationScales:
             problems.append(str(error))
             continue
         for name, amax in amaxes.items():
-            key = _scale_name(name)
+            match = _AMAX.fullmatch(name)
+            assert match is not None
+            layer, expert, matrix = match.groups()
+            key = f"model.layers.{layer}.mlp.experts.{expert}.{_MATRICES.get(matrix, matrix)}.input_scale"
             largest[key] = max(amax, largest.get(key, amax))
     if problems:
         raise CheckpointError("; ".join(problems))
@@ -138,12 +141,6 @@ def _rank_files(folder: Path) -> list[Path]:
         what = f"{len(paths) - len(others):,} of {size:,}, no {first}" if first else f"{first_names(others)} too"
         raise CheckpointError(f"{folder}: expected the files of ranks 0 to {size - 1}, found {what}; copy them all")
     return [paths[rank] for rank in sorted(paths)]
-
-
-def _scale_name(amax: str) -> str:
-    match = _AMAX.fullmatch(amax)
-    assert match is not None
-    return f"model.layers.{match[1]}.mlp.experts.{match[2]}.{_MATRICES.get(match[3], match[3])}.input_scale"
 
 
 def _checked(path: Path, tensors: Mapping[str, Array], what: str) -> dict[str, np.float32]:

@@ -154,11 +154,16 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
     if problems:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise CheckpointError(f"{source.folder}: {'; '.join(problems[:_MOST_NAMED])}{more}")
+    total = sum(output.num_bytes for job in jobs for output in job.outputs)
+    shard_bytes = options.shard_bytes or min(MOST_SHARD_BYTES, max(LEAST_SHARD_BYTES, total // _NUM_SHARDS))
+    shards = dealt(jobs, lambda job: job.outputs, shard_bytes)
+    int4_experts = {_expert_of(job.name) for job in jobs if job.written_as == "int4"}
+    scales = sorted((options.act_scales or {}).items(), key=lambda item: in_order(item[0]))
     return ConversionPlan(
         source=source.folder,
         target=options.target,
-        shards=_shards(jobs, options.shard_bytes),
-        input_scales=_input_scales(jobs, options),
+        shards=tuple(OutputShard(name, tuple(mine)) for name, mine in shards.items()),
+        input_scales={name: float(value) for name, value in scales if _expert_of(name) in int4_experts},
         documents=_documents(jobs, config, num_layers, options),
     )
 
@@ -228,9 +233,13 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
         yield f"--act-scales: expected a scale for the input of every expert, found none for {missing[0]}{more}"
     if is_w4afp8 and not any(job.written_as == "int4" for job in jobs):
         yield "expected a checkpoint with routed experts, found none"
-    if is_w4afp8 and options.act_scales is not None and (others := _other_experts(jobs, options.act_scales)):
-        expected = "--act-scales: expected scales of this checkpoint's experts"
-        yield f"{expected}, found some of {others[0]}; are they another model's?"
+    if is_w4afp8 and options.act_scales is not None:
+        experts = {_expert_of(job.name) for job in jobs if _EXPERT.fullmatch(job.name)}
+        layers = {expert.partition(".mlp.")[0] for expert in experts}
+        others = {_expert_of(name) for name in options.act_scales} - experts
+        if others := {expert for expert in others if expert.partition(".mlp.")[0] in layers}:
+            expected = "--act-scales: expected scales of this checkpoint's experts"
+            yield f"{expected}, found some of {min(others)}; are they another model's?"
     if options.act_scales is not None and not is_w4afp8:
         yield f"--act-scales goes with --to w4afp8 only, not with {options.target}"
     if options.kv_cache_fp8 and is_w4afp8:
@@ -246,41 +255,9 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
         yield f"expected a checkpoint in another precision than {options.target}, found that one already"
 
 
-def _shards(jobs: Sequence[TensorJob], shard_bytes: int | None) -> tuple[OutputShard, ...]:
-    """Put the jobs into files of about `shard_bytes`; None: by the size of the whole."""
-    if shard_bytes is None:
-        total = sum(output.num_bytes for job in jobs for output in job.outputs)
-        shard_bytes = min(MOST_SHARD_BYTES, max(LEAST_SHARD_BYTES, total // _NUM_SHARDS))
-    shards = dealt(jobs, lambda job: job.outputs, shard_bytes)
-    return tuple(OutputShard(name, tuple(mine)) for name, mine in shards.items())
-
-
-def _other_experts(jobs: Sequence[TensorJob], act_scales: ActivationScales) -> list[str]:
-    """Return the experts that have scales, and that are not in the checkpoint."""
-    experts = {_expert_of(job.name) for job in jobs if _EXPERT.fullmatch(job.name)}
-    layers = {expert.partition(".mlp.")[0] for expert in experts}
-    return sorted(
-        expert
-        for expert in {_expert_of(name) for name in act_scales}
-        if expert not in experts and expert.partition(".mlp.")[0] in layers
-    )
-
-
 def _expert_of(name: str) -> str:
     """Return the beginning of a name: "model.layers.3.mlp.experts.7"."""
     return ".".join(name.split(".")[:6])
-
-
-def _input_scales(jobs: Sequence[TensorJob], options: ConversionOptions) -> dict[str, float]:
-    """Return the scales of the experts that are written as INT4."""
-    if options.act_scales is None:
-        return {}
-    experts = {_expert_of(job.name) for job in jobs if job.written_as == "int4"}
-    return {
-        name: float(value)
-        for name, value in sorted(options.act_scales.items(), key=lambda item: in_order(item[0]))
-        if _expert_of(name) in experts
-    }
 
 
 def _documents(

@@ -100,7 +100,11 @@ class FolderTarget(_Target):
     def _check_source(self) -> None:
         # A manifest that came with the model, as in a Git clone, says what the model was made of.
         published = next((file for file in self.listing.files if file.name == MANIFEST_NAME), None)
-        is_published = published is not None and self.has_size(published) and self._digest(published) == published.etag
+        is_published = False
+        if published is not None and self.has_size(published):
+            digest = published.checksum.begin()
+            add_file(digest, self.path(published), threading.Event())
+            is_published = digest.hexdigest() == published.etag
         manifest = None if is_published else read_manifest(self.folder)
         model = self._claim.read_text(encoding="utf-8") if self._claim.is_file() else manifest and manifest.source
         if model and model != self.listing.name.model:
@@ -108,11 +112,6 @@ class FolderTarget(_Target):
                 f"{self.folder}: expected {self.listing.name.model} or nothing there, found files of "
                 f"{safe_name(model)}; choose another --to, or remove this folder"
             )
-
-    def _digest(self, file: HubFile) -> str:
-        digest = file.checksum.begin()
-        add_file(digest, self.path(file), threading.Event())
-        return digest.hexdigest()
 
     def path(self, file: HubFile) -> Path:
         return self.folder / file.name

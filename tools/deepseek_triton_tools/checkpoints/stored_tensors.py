@@ -165,23 +165,18 @@ def open_checkpoint(folder: Path) -> StoredTensors:
     if problems:
         raise CheckpointError("; ".join(problems))
     tensors = {name: tensor for each in by_file.values() for name, tensor in each.items()}
-    if (folder / INDEX).is_file() and (missing := sorted(_indexed(folder) - tensors.keys())):
-        raise CheckpointError(
-            f"{folder}: expected every tensor that {INDEX} names, found no {first_names(missing)}; download it again"
-        )
+    if (folder / INDEX).is_file():
+        weight_map = read_json_object(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(
+                f"{folder / INDEX}: expected weight_map, a mapping of tensor to file; download it again"
+            )
+        if missing := sorted(weight_map.keys() - tensors.keys()):
+            raise CheckpointError(
+                f"{folder}: expected every tensor that {INDEX} names, found no {first_names(missing)}; "
+                "download it again"
+            )
     return StoredTensors(folder, tensors)
-
-
-def _indexed(folder: Path) -> set[str]:
-    """Return the tensors that the index names.
-
-    :raises CheckpointError: when it is no index.
-    :raises UnusableCheckpointError: when it can't be read.
-    """
-    weight_map = read_json_object(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{folder / INDEX}: expected weight_map, a mapping of tensor to file; download it again")
-    return set(weight_map)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -114,7 +114,13 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
     damages = _compare(folder, expected, jobs, observe)
     # A manifest of other files only, in a folder without weights, is one of `checkpoint download --include`.
     if not manifest or weights or any(name.endswith(".safetensors") for name in manifest.files):
-        damages += _structure(_checkpoint(folder, weights), {damage.file for damage in damages})
+        known = {damage.file for damage in damages}
+        for finding in find_damage(_checkpoint(folder, weights)):
+            name = os.path.relpath(finding.file, folder)
+            if finding.severity == "error" and name not in known:
+                header = _header(folder / name)
+                cut = header.tensors_beyond(header.found) if header else ()
+                damages.append(Damage(name, finding.message, finding.fix, tuple(cut)))
     weight_names = [file.path.relative_to(folder).as_posix() for file in weights]
     compared = expected.keys() or weight_names
     return VerifyReport(
@@ -196,16 +202,6 @@ def _damage_of(
     # A hash of the whole file can't say which of its tensors is damaged.
     problem = f"its {checksum.algorithm} is {digest.hexdigest()}, expected {checksum.digest}"
     return Damage(name, problem, tensors=tuple(header.tensors) if header else ())
-
-
-def _structure(checkpoint: CheckpointFiles, known: set[str]) -> Iterator[Damage]:
-    """Find faults of the index and the headers, in files that are not known to be damaged."""
-    for finding in find_damage(checkpoint):
-        name = os.path.relpath(finding.file, checkpoint.folder)
-        if finding.severity == "error" and name not in known:
-            header = _header(checkpoint.folder / name)
-            cut = header.tensors_beyond(header.found) if header else ()
-            yield Damage(name, finding.message, finding.fix, tuple(cut))
 
 
 def _checkpoint(folder: Path, files: tuple[WeightFile, ...]) -> CheckpointFiles:

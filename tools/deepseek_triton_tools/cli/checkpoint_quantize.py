@@ -92,7 +92,7 @@ def _convert(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.checkpoints.converting import ConversionRun, convert
     from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
     from deepseek_triton_tools.host.lifecycle import Stop
-    from deepseek_triton_tools.host.units import about, sized
+    from deepseek_triton_tools.host.units import about, part_of, sized
     from deepseek_triton_tools.terminal.output_streams import complain
     from deepseek_triton_tools.terminal.status_line import StatusLine
 
@@ -113,7 +113,10 @@ def _convert(args: argparse.Namespace) -> int:
             files = "1 file" if len(plan.shards) == 1 else f"{len(plan.shards)} files"
             status.say(f"{args.source}: {sized(plan.source_bytes)} to {sized(plan.size)} in {files}")
         last[:] = [progress]
-        status.show(lambda: _progress_line(progress, time.monotonic() - begin_s))
+        rate = progress.new / max(time.monotonic() - begin_s, 1e-9)
+        left = f"{about((progress.total - progress.done) / rate)} left" if rate else "begun"
+        files = f"files {progress.num_files_done}/{progress.num_files}"
+        status.show(lambda: f"{files}, {part_of(progress.done, progress.total)}, {sized(rate)}/s, {left}")
 
     with Stop() as stop:
         is_complete = convert(plan, args.output, run, on_progress=show, should_stop=stop.event.is_set)
@@ -135,16 +138,6 @@ def _convert(args: argparse.Namespace) -> int:
     what = "complete" if is_complete else f"share {run.share[0]}/{run.share[1]} is done, others are not"
     _say(args, f"{args.output}: {what}{rate}", document)
     return 0 if is_complete else 3
-
-
-def _progress_line(progress: ConversionProgress, elapsed_s: float) -> str:
-    from deepseek_triton_tools.host.units import about, part_of, sized
-
-    rate = progress.new / elapsed_s if elapsed_s else 0.0
-    parts = [f"files {progress.num_files_done}/{progress.num_files}", part_of(progress.done, progress.total)]
-    if rate:
-        parts += [f"{sized(rate)}/s", f"{about((progress.total - progress.done) / rate)} left"]
-    return ", ".join(parts)
 
 
 def _say(args: argparse.Namespace, text: str, document: dict[str, Any]) -> None:

@@ -194,8 +194,13 @@ class Transfer:
         place.thread_id = threading.get_native_id()
         try:
             with closing(Sink(len(self.places))) as sink:
-                while (segment := self._next_segment()) and not self._stop.is_set():
-                    self._read_segment(*segment, sink, place)
+                while not self._stop.is_set():
+                    with self._lock:
+                        segment = self._segments.popleft() if self._segments else None
+                    if segment is None:
+                        break
+                    if segment[0].problem is None:
+                        self._read_segment(*segment, sink, place)
         except BaseException as error:
             self.error = error
             raise
@@ -208,14 +213,6 @@ class Transfer:
             self._num_running -= num_threads
             if not self._num_running:
                 self.ended.set()
-
-    def _next_segment(self) -> _Segment | None:
-        with self._lock:
-            while self._segments:
-                segment = self._segments.popleft()
-                if segment[0].problem is None:
-                    return segment
-        return None
 
     def _read_segment(self, file: FileProgress, begin: int, end: int, sink: Sink, place: Place) -> None:
         place.move(file, begin)

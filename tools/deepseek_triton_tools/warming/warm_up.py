@@ -227,8 +227,14 @@ class _Watch:
         this_pass = self.passes[-1]
         this_pass.start()
         try:
-            while not self._has_ended() and not self._should_give_up() and not stop.is_set():
+            while not (this_pass.ended.is_set() and self.check.ended.is_set()) and not stop.is_set():
+                since = [since_s for _, _, _, since_s in self._waiting_threads()]
+                limit = self._options.give_up_s
+                self.gave_up = bool(since) and limit is not None and time.monotonic() - max(since) > limit
+                if self.gave_up:
+                    break
                 observe(self.progress())
+                (this_pass if not this_pass.ended.is_set() else self.check).ended.wait(PERIOD_S)
         finally:
             this_pass.stop()
         # For the steps under way; a thread that hangs is left alone.
@@ -238,7 +244,11 @@ class _Watch:
             return {}
         answer: dict[Path, int | None] = {}
         # In a daemon thread, because opening a file of a server that is gone never returns.
-        thread = threading.Thread(target=lambda: answer.update(_residency(self._chosen)), daemon=True)
+
+        def ask() -> None:
+            answer.update({each.file.path: each.ask_resident() for each in self._chosen})
+
+        thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         asked_s = time.monotonic()
         while thread.is_alive():
@@ -247,11 +257,6 @@ class _Watch:
             if any(limit is not None and time.monotonic() - asked_s > limit for limit in limits):
                 return {}
         return answer
-
-    def _has_ended(self) -> bool:
-        """Wait a while for the end of the current pass and the damage check."""
-        deadline = time.monotonic() + PERIOD_S
-        return self.passes[-1].ended.wait(PERIOD_S) and self.check.ended.wait(max(0.0, deadline - time.monotonic()))
 
     def dropped_files(self, residency: Residency) -> list[SurveyedFile]:
         """Files that were brought in, and that the kernel has dropped a part of since."""
@@ -300,13 +305,6 @@ class _Watch:
             problems=self._known_problems(),
         )
 
-    def _should_give_up(self) -> bool:
-        """Whether no thread has received anything for options.give_up_s seconds; `gave_up` remembers it."""
-        since = [since_s for _, _, _, since_s in self._waiting_threads()]
-        limit = self._options.give_up_s
-        self.gave_up = bool(since) and limit is not None and time.monotonic() - max(since) > limit
-        return self.gave_up
-
     def _known_problems(self) -> tuple[Problem, ...]:
         """A file's header and its bytes may both show one damage: the problem that was known first is reported."""
         of_check = list(self.check.problems)
@@ -321,10 +319,6 @@ class _Watch:
         places = [(place.file, place.offset, place.thread_id, place.since_s) for place in self.passes[-1].places]
         waiting = [(file.path, offset, thread, since_s) for file, offset, thread, since_s in places if file]
         return waiting if self.check.ended.is_set() else [*waiting, self.check.place]
-
-
-def _residency(files: Sequence[SurveyedFile]) -> Residency:
-    return {each.file.path: each.ask_resident() for each in files}
 
 
 def _kernel_function(thread_id: int) -> str:
