@@ -267,12 +267,12 @@ def evict_all(survey: Survey) -> tuple[Evicted, ...]:
             except OSError as error:
                 reason = f"can't be opened: {error.strerror}"
         done.append(Evicted(path=path, left=left, reason=reason))
-    users = _users([each.path for each in done if each.left and not each.reason])
-    for number, each in enumerate(done):
-        if each.left and not each.reason:
-            names = ", ".join(users.get(each.path, ()))
+    users = _users([file.path for file in done if file.left and not file.reason])
+    for number, file in enumerate(done):
+        if file.left and not file.reason:
+            names = ", ".join(users.get(file.path, ()))
             by = f"mapped by {names}" if names else "mapped or locked by a process, or not written back yet"
-            done[number] = replace(each, reason=f"{sized(each.left)} stayed: {by}")
+            done[number] = replace(file, reason=f"{sized(file.left)} stayed: {by}")
     return tuple(done)
 
 
