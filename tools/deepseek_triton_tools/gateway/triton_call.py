@@ -184,17 +184,16 @@ class EventReader:
 def _parts_of(document: bytes) -> list[Part]:
     """The parts in the JSON of one response. Raises UpstreamError."""
     try:
-        parts = [_decode_part(document)]
+        part = _decode_part(document)
     except NOT_JSON:  # it has lists, or is broken
-        parts = _several(document)
-    if parts == [_NOTHING]:  # it may be an error
-        parts = _several(document)
-    for part in parts:
-        if part.finish_reason == _NONE:
-            part.finish_reason = ""
-        if part.stop_reason == _NONE:
-            part.stop_reason = ""
-    return parts
+        return _several(document)
+    if part == _NOTHING:  # it may be an error
+        return _several(document)
+    if part.finish_reason == _NONE:
+        part.finish_reason = ""
+    if part.stop_reason == _NONE:
+        part.stop_reason = ""
+    return [part]
 
 
 def _several(document: bytes) -> list[Part]:
@@ -209,12 +208,16 @@ def _several(document: bytes) -> list[Part]:
             {name: value[at] if isinstance(value, list) else value for name, value in event.items()}
             for at in range(number)
         ]
-        return msgspec.convert(several, list[Part])
+        parts = msgspec.convert(several, list[Part])
     except NOT_JSON as error:
         raise UpstreamError(f"the server sent an event that is not the model's: {error}") from error
     except IndexError:
         text = f"expected a value for each of {number} sequences, got less"
         raise UpstreamError(f"the server sent an event that is not the model's: {text}") from None
+    for part in parts:
+        part.finish_reason = "" if part.finish_reason == _NONE else part.finish_reason
+        part.stop_reason = "" if part.stop_reason == _NONE else part.stop_reason
+    return parts
 
 
 def outputs_of(event: bytes) -> dict[str, object]:
