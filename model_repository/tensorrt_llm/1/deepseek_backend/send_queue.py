@@ -162,7 +162,10 @@ class QueueEntry:
         if not active.parsed.streaming:
             return Urgency.NONE
         if not active.has_news():
-            return Urgency.RUNNING if any(pending.steps for pending in self.pending) else Urgency.NONE
+            # Nearly always there is one sequence, and this is asked for each response.
+            is_one = len(self.pending) == 1
+            has_steps = self.pending[0].steps if is_one else any(pending.steps for pending in self.pending)
+            return Urgency.RUNNING if has_steps else Urgency.NONE
         if not active.has_sent:
             return Urgency.URGENT
         if not self.wants_few_chunks or active.has_unsent_end or now >= self.due_s:
