@@ -42,7 +42,7 @@ def test_triton_config_is_judged_as_the_backend_does():
 def test_triton_config_and_a_warmup_have_the_backends_keys():
     for given_settings, known in (
         ({"nope": 1}, sorted(BACKEND_SETTINGS)),
-        ({"warmup": {"nope": 1, "shapes": [[1, 1]]}}, list(WARMUP_SETTINGS)),
+        ({"warmup": {"nope": 1, "shapes": [[1, 1]]}}, sorted(WARMUP_SETTINGS)),
     ):
         with pytest.raises(ConfigError) as raised:
             parse_config({"model": "m", "triton_config": given_settings}, version_dir=Path())
