@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnusableCheckpointError,
     )
-    from deepseek_triton_build.data.model_source import model_repository, version_dir
+    from deepseek_triton_build.data.own_files import model_repository, version_dir
     from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting, footnotes
     from deepseek_triton_build.data.profiles import Workload
     from deepseek_triton_build.planning.disaggregated import (
@@ -82,7 +82,7 @@ _HOMES = {
         "UnusableCheckpointError",
     ),
     "data.profiles": ("Workload",),
-    "data.model_source": ("model_repository", "version_dir"),
+    "data.own_files": ("model_repository", "version_dir"),
     "data.planned_settings": ("EnvironmentVariable", "Setting", "footnotes"),
     "planning.disaggregated": (
         "DISAGGREGATED",

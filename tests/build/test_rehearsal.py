@@ -20,7 +20,7 @@ from deepseek_triton_build import (
 from deepseek_triton_build.arithmetic.gpu_memory import weights
 from deepseek_triton_build.catalog import find_variant, gpus
 from deepseek_triton_build.check import CheckOptions, check_repository
-from deepseek_triton_build.data import model_source
+from deepseek_triton_build.data import own_files
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.repository_files import CHECKSUMS, carried_files
 from deepseek_triton_build.render.stamp import plan_hash
@@ -161,8 +161,8 @@ def source(tmp_path, monkeypatch):
         (folder / name).write_text(text)
     write_checksums(folder)
     (folder / "README.md").write_text("the model card")
-    model_source.contract()  # which is loaded once, from the place below
-    monkeypatch.setattr(model_source, "version_dir", lambda: tmp_path / "1")
+    own_files.contract()  # which is loaded once, from the place below
+    monkeypatch.setattr(own_files, "version_dir", lambda: tmp_path / "1")
     return folder
 
 

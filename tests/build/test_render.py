@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, format_files, make_plan, repository_files
 from deepseek_triton_build.catalog import profiles
-from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.planning.plan_request import BACKEND_NAMES
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.wire_contract import config_pbtxt

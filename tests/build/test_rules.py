@@ -17,7 +17,7 @@ from deepseek_triton_build.catalog import (
     variants,
 )
 from deepseek_triton_build.check import CHECKS, find_code, rules_page
-from deepseek_triton_build.data.yaml_files import load_yaml
+from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES, target_violations, violations
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE, Deployment
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from deepseek_triton_build import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.catalog import READABLE_RELEASES, RELEASES, load_release
+from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.spelling import MIXED, canonical, flag_name, moved, spell
-from deepseek_triton_build.data.yaml_files import load_yaml
 from support.flags import from_flags
 
 TABLE = load_yaml("spelling.yaml")

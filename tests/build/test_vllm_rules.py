@@ -7,7 +7,7 @@ import pytest
 
 from deepseek_triton_build.catalog import VLLM_VERSIONS, find_gpu, find_variant, load_vllm
 from deepseek_triton_build.rules import VLLM_RULES, vllm_violations
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import VllmDeployment
 
 B200 = {"gpu": "b200"}
 FP4 = {"gpu": "b200", "precision": "fp4"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deepseek_triton_build.data.yaml_files import load_yaml
+from deepseek_triton_build.data.own_files import load_yaml
 
 FLAGS: Mapping[str, Mapping[str, list[str]]] = load_yaml("spelling.yaml")["flags"]
 

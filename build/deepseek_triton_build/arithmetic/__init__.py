@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from deepseek_triton_build.arithmetic.gpu_memory import GIB, PREFETCH_SHARE, Budget, minimum_gpus
-from deepseek_triton_build.arithmetic.load_time import ASSUMED_RATE, ENGINE_START_S, load_s, ready_within_s
+from deepseek_triton_build.arithmetic.gpu_memory import (
+    ASSUMED_RATE,
+    ENGINE_START_S,
+    GIB,
+    PREFETCH_SHARE,
+    Budget,
+    load_s,
+    minimum_gpus,
+    ready_within_s,
+)
 from deepseek_triton_build.arithmetic.warmup_shapes import shapes_for_llm_args

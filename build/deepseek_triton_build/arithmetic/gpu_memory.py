@@ -1,4 +1,4 @@
-"""GPU memory by arithmetic: weights from the shapes of the model, KV cache per token, workspace, and what stays free.
+"""GPU memory by arithmetic: weights from the shapes, KV cache per token, workspace, what is free; the time of a load.
 
 The weights are exact: the shapes give 688,574,839,360 bytes for the FP8 checkpoint, and 79.29 GiB a GPU at TP8; 79.59
 GiB were measured (vLLM 0.25.1 on 8 x H200). The workspace is an estimate; each of its constants says what it rests on.
@@ -383,3 +383,22 @@ def divides_experts(architecture: Architecture, precision: str, tensor_parallel_
         return False
     ranks = tensor_parallel_size // expert_parallel_size
     return precision != "fp8" or architecture.moe_intermediate_size % (FP8_BLOCK * ranks) == 0
+
+
+ASSUMED_RATE = 200 * 10**6
+"""Bytes a second that weights are assumed to be read at. Users report an hour for the first load of 640 GB, which is
+180 MB/s (NVIDIA/TensorRT-LLM#3879, sgl-project/sglang#3825). A late deadline costs nothing while all is well."""
+ENGINE_START_S = 1800
+"""Seconds to compile kernels and capture CUDA graphs after the weights are loaded. An assumption."""
+SMALL_READY_WITHIN_S = 600
+"""Seconds for the embedded engines, whose models are small: Python and its packages take seconds. An assumption."""
+
+
+def load_s(size: int, rate: int | None = None) -> int:
+    """Return the whole seconds to read `size` bytes at `rate` bytes a second, ASSUMED_RATE when it is not given."""
+    return math.ceil(size / (rate or ASSUMED_RATE))
+
+
+def ready_within_s(size: int, rate: int | None = None) -> int:
+    """Return the seconds, whole minutes, within which a server with `size` bytes of weights has to be ready."""
+    return 60 * math.ceil((load_s(size, rate) + ENGINE_START_S) / 60)

@@ -12,7 +12,7 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.check.codes import CHECKS
-from deepseek_triton_build.data.yaml_files import read_data
+from deepseek_triton_build.data.own_files import read_data
 from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES
 from deepseek_triton_build.rules.finding import Code, Finding
 

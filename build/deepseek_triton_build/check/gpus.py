@@ -14,8 +14,7 @@ from deepseek_triton_build.check.pbtxt import ModelConfig
 from deepseek_triton_build.check.scripts import ShellScript
 from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.rules.finding import Code, Finding
-from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
 from deepseek_triton_build.text import short_repr
 
 PARAMETER = "gpu_device_ids"

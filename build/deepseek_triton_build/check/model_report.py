@@ -58,8 +58,7 @@ from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, ENGINES
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.rules.finding import Finding
-from deepseek_triton_build.rules.rule import Deployment
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import Deployment, VllmDeployment
 from deepseek_triton_build.text import is_path, short_repr
 
 OUR_PACKAGE = "deepseek_backend"

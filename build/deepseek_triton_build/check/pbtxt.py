@@ -16,7 +16,7 @@ from typing import Any
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import is_inside, read_text
-from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.render.wire_contract import declaration

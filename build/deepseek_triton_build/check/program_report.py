@@ -56,8 +56,7 @@ from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.render.trtllm_commands import YAML_NAME
 from deepseek_triton_build.rules.finding import Code
-from deepseek_triton_build.rules.rule import Deployment, Violation
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import Deployment, Violation, VllmDeployment
 from deepseek_triton_build.text import first_names
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")

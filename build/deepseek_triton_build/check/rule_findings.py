@@ -22,8 +22,7 @@ from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.rules import violations, vllm_violations
 from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.moe import BALANCER
-from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
 
 Place = tuple[str, int | None, str]
 """File, line and name of a setting."""

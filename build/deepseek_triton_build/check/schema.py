@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, key_name
 from deepseek_triton_build.data import spelling, type_strings
-from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.releases import (
     READABLE_RELEASES,
     RELEASES,

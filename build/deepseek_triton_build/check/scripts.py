@@ -12,8 +12,8 @@ from typing import Any
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, read_text
 from deepseek_triton_build.data import spelling
+from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.vllm import VllmVersion
-from deepseek_triton_build.data.yaml_files import load_yaml
 from deepseek_triton_build.render import trtllm_commands
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import edit_instruction, nearest_name, parse_yaml, printable_line, short_repr

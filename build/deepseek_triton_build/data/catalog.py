@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 from deepseek_triton_build.build_errors import UnknownNameError
-from deepseek_triton_build.data.yaml_files import load_yaml
+from deepseek_triton_build.data.own_files import load_yaml
 
 _Entry = TypeVar("_Entry")
 

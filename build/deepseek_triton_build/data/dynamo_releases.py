@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnknownNameError
+from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.releases import RELEASES, load_release
-from deepseek_triton_build.data.yaml_files import load_yaml
 
 DEFAULT_DYNAMO = "1.5.0"
 """The newest Dynamo release with a known TensorRT-LLM build."""

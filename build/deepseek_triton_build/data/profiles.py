@@ -13,8 +13,8 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data.catalog import Gpu
+from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
-from deepseek_triton_build.data.yaml_files import load_yaml
 
 DEFAULT_PROFILE = "balanced"
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.yaml_files import load_yaml, read_data
+from deepseek_triton_build.data.own_files import load_yaml, read_data
 
 RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
 """Releases that repositories are generated for, newest first."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from deepseek_triton_build.data import type_strings
-from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.text import nearest_name, short_repr
 
 # Canonical key -> its type with bounds, by what the key counts. -1 leaves expert parallelism to the engine.

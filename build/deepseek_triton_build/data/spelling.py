@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from deepseek_triton_build.build_errors import UnknownNameError
+from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.releases import load_release
-from deepseek_triton_build.data.yaml_files import load_yaml
 
 MIXED = "mixed"
 """Stands for all eras at once: for a file with keys of several."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data import type_strings
-from deepseek_triton_build.data.yaml_files import load_yaml, read_data
+from deepseek_triton_build.data.own_files import load_yaml, read_data
 
 VLLM_VERSIONS = ("0.24.0", "0.25.1", "0.33.0")
 """Versions with a record, old to new."""

@@ -12,7 +12,7 @@ from typing import Any
 from deepseek_triton_build.arithmetic.gpu_memory import Budget
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import Variant
-from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.planned_settings import Omission, Setting, SettingsFile
 from deepseek_triton_build.data.profiles import Workload
 from deepseek_triton_build.data.setting_types import (

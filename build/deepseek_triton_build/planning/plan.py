@@ -34,8 +34,7 @@ from deepseek_triton_build.planning.target import Target, VllmTarget, refuse, re
 from deepseek_triton_build.planning.tensorrt_llm import TrtllmEngine
 from deepseek_triton_build.planning.vllm import VllmEngine
 from deepseek_triton_build.planning.vllm_sizes import resolve_vllm_target
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import Deployment, Rule, Violation, VllmDeployment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from deepseek_triton_build.planning.vllm_sizes import (
     vllm_deployment,
 )
 from deepseek_triton_build.rules import vllm_violations
-from deepseek_triton_build.rules.rule import Rule, Violation
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import Rule, Violation, VllmDeployment
 from deepseek_triton_build.text import nearest_name, short_repr
 
 _LOST = "vLLM recipes, DeepSeek/DeepSeek-V3.md before a77fe44"

@@ -26,7 +26,7 @@ from deepseek_triton_build.planning.target import (
     round_up,
 )
 from deepseek_triton_build.rules import vllm_violations
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import VllmDeployment
 
 GUIDE = "vLLM recipes, DeepSeek-V3 (R1) usage guide"
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepseek_triton_build.arithmetic.gpu_memory import GIB
-from deepseek_triton_build.arithmetic.load_time import ready_within_s
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, ready_within_s
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.dynamo_releases import DynamoRelease, find_dynamo
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
-from deepseek_triton_build.data import model_source
+from deepseek_triton_build.data import own_files
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.planning.plan_request import ENGINES, PYTHON_BACKEND
 from deepseek_triton_build.render.model_yaml import model_yaml, settings_file_text
@@ -34,7 +34,7 @@ def carried_files(plan: Plan) -> Mapping[str, bytes]:
     """
     if not plan.carries_checkpoint:
         return {}
-    files = _files(model_source.version_dir() / plan.variant.model, plan.variant.edition)
+    files = _files(own_files.version_dir() / plan.variant.model, plan.variant.edition)
     return {f"{plan.variant.model}/{name}": content for name, content in files.items()}
 
 
@@ -128,7 +128,7 @@ def model_files(plan: Plan, stamp: str) -> list[File]:
     ]
     if backend_name != PYTHON_BACKEND:
         # It lies in the model's folder: Triton takes every folder of the repository for a model.
-        source = model_source.version_dir() / "named_backend.py"
+        source = own_files.version_dir() / "named_backend.py"
         files.append(File(PurePosixPath(MODEL, "backends", backend_name, "model.py"), source.read_bytes()))
     record = plan.release or plan.vllm
     if record is not None:
@@ -145,7 +145,7 @@ def _backend_files(plan: Plan) -> list[File]:
     unused = tuple(f"{_ENGINES}{engine}/" for engine in ENGINES if engine != plan.engine)
     if plan.release is None:
         unused += ("deepseek_backend/process/overlay/",)
-    version_dir = model_source.version_dir()
+    version_dir = own_files.version_dir()
     paths = (path for path in version_dir.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     relative = [(path, path.relative_to(version_dir).as_posix()) for path in paths]
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepseek_triton_build.arithmetic.load_time import (
+from deepseek_triton_build.arithmetic.gpu_memory import (
     ASSUMED_RATE,
     ENGINE_START_S,
     SMALL_READY_WITHIN_S,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.text import comment_lines
 
 _DECOUPLED = "Responses are sent as they are made: streams need this, and a request without a stream gets one response."

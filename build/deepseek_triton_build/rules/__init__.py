@@ -23,8 +23,7 @@ from deepseek_triton_build.rules import (
 )
 from deepseek_triton_build.rules.disaggregation import ServerPair
 from deepseek_triton_build.rules.orchestrator import Orchestrator
-from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation, VllmDeployment
 
 _MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe)
 RULES = tuple(sorted((rule for module in _MODULES for rule in module.RULES), key=lambda rule: rule.code))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deepseek_triton_build.arithmetic.load_time import ready_within_s
+from deepseek_triton_build.arithmetic.gpu_memory import ready_within_s
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
 
 RULES = RuleTable()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from deepseek_triton_build.data.yaml_files import load_yaml
+from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.text import printable_line
 
 Severity = Literal["error", "warning", "note"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.releases import Release, load_release, sampler_of
 from deepseek_triton_build.data.spelling import spell
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation

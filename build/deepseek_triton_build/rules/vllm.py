@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, GIB, cut_attention_blocks
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.rules.environment import RUNS_CODE
-from deepseek_triton_build.rules.rule import RuleTable, Violation
-from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.rules.rule import RuleTable, Violation, VllmDeployment
 
 RULES = RuleTable()
 

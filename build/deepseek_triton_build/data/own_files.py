@@ -1,4 +1,4 @@
-"""Find the model repository that every generated one is copied from: inside the wheel, or in the checkout."""
+"""The package's own files: the YAML beside this module, and the model repository that each build is a copy of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,22 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+_FOLDER = Path(__file__).parent
+
+
+def read_data(file: str) -> str:
+    """Return the text of `file`, a path in this folder."""
+    return (_FOLDER / file).read_text("utf-8")
+
+
+def load_yaml(file: str) -> Any:
+    """Return the content of `file`, a path in this folder. It is ours, so it needs none of parse_yaml's care."""
+    import yaml
+
+    return yaml.load(read_data(file), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The wheel holds the folder inside this package (force-include); an editable install reads the checkout's.
