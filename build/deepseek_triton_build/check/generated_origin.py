@@ -15,8 +15,7 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, is_inside, read_bytes, read_json, read_yaml
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
-from deepseek_triton_build.render.repository_files import CHECKSUMS
-from deepseek_triton_build.render.stamp import MANIFEST, RELEASE_RECORD, sha256
+from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, sha256
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import first_names, safe_name
 

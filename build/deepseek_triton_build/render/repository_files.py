@@ -15,13 +15,19 @@ from deepseek_triton_build.data import own_files
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.planning.plan_request import ENGINES, PYTHON_BACKEND
 from deepseek_triton_build.render.model_yaml import model_yaml, settings_file_text
-from deepseek_triton_build.render.stamp import MANIFEST, RELEASE_RECORD, build_options, manifest, sha256, stamp_line
+from deepseek_triton_build.render.stamp import (
+    CHECKSUMS,
+    MANIFEST,
+    RELEASE_RECORD,
+    build_options,
+    manifest,
+    sha256,
+    stamp_line,
+)
 from deepseek_triton_build.render.start_sh import NAME as START_SH
 from deepseek_triton_build.render.start_sh import start_sh
 from deepseek_triton_build.render.wire_contract import config_pbtxt
 
-CHECKSUMS = "checksums.sha256"
-"""The file with the checksums of those that an engine reads, in the form of sha256sum."""
 _CARD = "README.md"
 """The model card, which says under which licence the rest may travel. No engine reads it, so it needs no checksum."""
 _MEND = "restore the folder from this project's repository, or name another checkpoint with --model"

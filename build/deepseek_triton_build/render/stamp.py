@@ -24,6 +24,8 @@ MANIFEST = "deepseek-triton.json"
 """Name of the file that holds the stamp."""
 RELEASE_RECORD = "release.yaml"
 """Name of the record of the engine's release, which is data of the program and no setting."""
+CHECKSUMS = "checksums.sha256"
+"""Name of the file with the checksums of those that an engine reads, in the form of sha256sum."""
 _SETTINGS_FILES = (".yaml", ".yml", ".pbtxt", ".sh", ".slurm")
 _LONGEST_TEXT = 2**20
 """Bytes of the longest text that is unpacked from a manifest: a damaged one could ask for any amount of memory."""

@@ -467,15 +467,20 @@ def model_names(repository: Path) -> list[str]:
     if os.path.isfile(repository / "config.pbtxt"):
         raise RepositoryError(f"{repository} is a model, not a model repository: give the folder above it")
     try:
-        models = sorted(name for name in os.listdir(repository) if os.path.isfile(repository / name / "config.pbtxt"))
+        folders = sorted(repository.iterdir())
     except OSError as error:
         why = f"{repository} can't be read: {error.strerror}"
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             why = f"there is no folder {repository}: `deepseek-triton build` writes a model repository"
         raise RepositoryError(why) from error
+    models, closed = [], ""
+    for folder in folders:
+        try:
+            if (folder / "config.pbtxt").is_file():
+                models.append(folder.name)
+        except OSError as error:
+            closed += f"; {folder} can't be read: {error.strerror}"
     if not models:
-        raise RepositoryError(
-            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt that this user can read; "
-            "`deepseek-triton build` writes one"
-        )
+        hint = closed or "; `deepseek-triton build` writes one"
+        raise RepositoryError(f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt{hint}")
     return models
