@@ -40,17 +40,15 @@ GOALS: dict[str, float] = {
 }
 # Where a goal is not reached: what is, which may only come down.
 REACHED: dict[str, float] = {
-    "production lines": 86_000,
-    "modules": 450,
-    "lines of tools": 44_500,
-    "lines of client": 6_500,
-    "private functions with one caller, %": 22.5,
-    "modules that one module imports": 110,
-    "pages of docs": 43,
-    "words of docs": 88_000,
-    "test lines": 86_400,
+    "production lines": 78_200,
+    "modules": 384,
+    "lines of tools": 39_700,
+    "lines of client": 5_650,
+    "private functions with one caller, %": 17,
+    "modules that one module imports": 86,
+    "test lines": 83_900,
 }
-LEAST_COMMENTS, COMMENTS_GOAL = 0.9, 2.0  # lines with nothing but a comment, % of code lines
+LEAST_COMMENTS, COMMENTS_GOAL = 1.6, 2.0  # lines with nothing but a comment, % of code lines
 SLACK = 1.03
 
 
