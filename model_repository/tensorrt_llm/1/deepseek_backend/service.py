@@ -1,7 +1,7 @@
 """The backend without Triton: requests in, engine behind, responses out.
 
-    accept ─> request/: parse, expand, admit ─> engine.submit        Triton's thread
-    on_steps ─> delivery/: take, queue, send ─> reply                the engine's thread, then delivery's
+    accept ─> parse, expand, admit ─> engine.submit        Triton's thread
+    on_steps ─> Delivery: take, queue, send ─> reply       the engine's thread, then delivery's
 
 `model.py` wraps it in Triton's life cycle; tests drive it with a list for a reply and any engine.
 """
