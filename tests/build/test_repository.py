@@ -298,10 +298,11 @@ def test_an_interrupt_leaves_no_new_folder(tmp_path, point):
 
 
 @pytest.mark.slow
-def test_after_a_second_interrupt_the_error_says_where_the_old_folder_is(written):
+@pytest.mark.parametrize("points", ["at-1,before-2", "at-2,before-3"])
+def test_after_a_second_interrupt_the_error_says_where_the_old_folder_is(written, points):
     before = tree(written)
 
-    message = error_of(WRITE, written, points="at-1,before-2")
+    message = error_of(WRITE, written, points=points)
     [scratch] = [path for path in written.parent.iterdir() if path != written]
     assert f"it is whole in {scratch}/replaced" in message
     assert tree(scratch / "replaced") == before

@@ -387,6 +387,18 @@ def test_metadata_whose_reader_left_is_read_by_the_next(world):
     assert [outcome.text for outcome in outcomes if not isinstance(outcome, type(left))] == ["Hello"] * 2
 
 
+def test_metadata_that_can_not_be_read_is_read_once_for_all_who_wait(world):
+    server = FakeServer()
+    server.metadata_steps = [NOBODY]
+    server.metadata_may_end = lambda: world.num_waiting == 2
+    calls = world.calls(server, retries=ONCE)
+
+    outcomes = world.together(*(calls.generate(request()) for _ in range(3)))
+
+    assert [type(outcome) for outcome in outcomes] == [ServerUnavailable] * 3
+    assert server.num_metadata == 1
+
+
 @pytest.mark.parametrize(("limit", "error"), [("connect", ServerUnavailable), ("total", DeadlineExceeded)])
 def test_waiting_for_anothers_metadata_keeps_to_ones_own_limits(world, limit, error):
     server = FakeServer()

@@ -249,7 +249,8 @@ def variable_problems(script: ShellScript) -> Iterator[Finding]:
     known = _known()
     for name, variable in script.variables.items():
         if name not in known:
-            if near := nearest_name(name, known, likeness=_NEAR):
+            # Those in mixed case are Open MPI's, which has many more: ..._if_exclude is no misspelled ..._if_include.
+            if near := nearest_name(name, filter(str.isupper, known), likeness=_NEAR):
                 message = f"{name} is not a variable that the engine is known to read"
                 fix = f"did you mean {near}?"
                 yield codes.MISSPELLED_VARIABLE.finding(message, fix, file=script.file, line=variable.line, key=name)

@@ -151,7 +151,8 @@ def _put(
         _refuse_served(output)  # again: a server may have started meanwhile
         _swap(fresh, output, old)
     except BaseException as error:
-        if old is not None and old.exists() and not output.exists():  # the only copy of what was there before
+        # The only copy of what was there before; a backup beside the folder is none to be moved back.
+        if old is not None and old.exists() and not (backup and output.exists()):
             raise OutputError(
                 f"{output}: was interrupted, and what was there before can't be put back; it is whole in {old}: move "
                 "it back by hand"

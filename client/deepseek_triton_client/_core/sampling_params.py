@@ -190,8 +190,8 @@ class SamplingField:
                 value = json.dumps(plain, ensure_ascii=False, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as exc:
                 raise InvalidRequest(f"{self.name}: expected values that JSON can hold: {exc}") from exc
-        is_negative = hasattr(value, "__index__") and not isinstance(value, bool) and -(2**63) <= value < 0
-        if self.name == "seed" and is_negative:
+        is_integer = self.name == "seed" and hasattr(value, "__index__") and not isinstance(value, bool)
+        if is_integer and -(2**63) <= value < 0:
             value = int(value) + 2**64  # its input is unsigned
         return checked(self.name, self.datatype, value)
 

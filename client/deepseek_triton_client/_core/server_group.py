@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.dialect import Dialect
-from deepseek_triton_client._core.exceptions import ServerUnavailable
+from deepseek_triton_client._core.exceptions import DeepseekTritonError, ServerUnavailable
 from deepseek_triton_client._core.interfaces import ResponseStream, Runtime, RuntimeEvent, Transport
 from deepseek_triton_client._core.response_reader import ResponseReader
 
@@ -27,26 +28,34 @@ class ServerState:
         self._stream_mode = settings.stream_mode
         self._event = runtime.event
         self._dialect: Dialect | None = None
-        self._reading: RuntimeEvent | None = None
-        """Happens when the metadata that is being read has come, or has not."""
+        self._reading: tuple[RuntimeEvent, float, list[DeepseekTritonError]] | None = None
+        """Of the metadata that is being read: what happens at the end, the seconds it may take, and why it failed."""
         self._failed_at = -math.inf
 
     async def dialect(self, limit_s: Callable[[], float | None]) -> Dialect:
-        """Return how to speak to the model. Its metadata is read once; others who ask meanwhile wait for that.
+        """Return how to speak to the model. Its metadata is read once; others who ask meanwhile wait for that, and fail
+        with it unless they have more time.
         `limit_s` is called before each step and returns how many seconds the step may take."""
         # A local variable, because `failed` may reset the attribute at any time.
         while (dialect := self._dialect) is None:
             limit = limit_s()
             if (reading := self._reading) is not None:
-                if not await reading.wait(limit):
+                event, its_limit, failures = reading
+                if not await event.wait(limit):
                     raise ServerUnavailable(f"the model's metadata did not come within {limit:g} s", unprocessed=True)
+                left = limit_s()
+                if failures and (math.inf if left is None else left) <= its_limit:
+                    raise copy(failures[0])
                 continue
-            own = self._event()
+            own, failures = self._event(), []
             try:
                 # Two threads may come here at once: then both read, which is no harm.
-                self._reading = own
+                self._reading = own, math.inf if limit is None else limit, failures
                 self._dialect = dialect = Dialect(await self.transport.metadata(limit), self._stream_mode)
                 return dialect
+            except DeepseekTritonError as error:
+                failures.append(copy(error))  # each request writes its own id into its error
+                raise
             finally:
                 self._reading = None
                 own.set()

@@ -325,10 +325,11 @@ def _called(function: Any, arguments: tuple[Any, ...]) -> Any:
     if function is not _REBUILD:
         raise ValueError("it calls what no tensor needs")
     storage, offset, shape, strides, *_ = arguments
-    sizes = (offset, *shape, *strides)
-    if not isinstance(storage, _Storage) or len(shape) != len(strides) or not all(map(_is_size, sizes)):
+    # Tuples are kept as they are: a copy of a long list for each call would take any amount of memory.
+    are_tuples = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides) <= 32
+    if not isinstance(storage, _Storage) or not are_tuples or not all(map(_is_size, (offset, *shape, *strides))):
         raise ValueError("a tensor has no storage, shape or strides")
-    return _SavedTensor(storage, offset, tuple(shape), tuple(strides))
+    return _SavedTensor(storage, offset, shape, strides)
 
 
 def _is_size(value: Any) -> bool:

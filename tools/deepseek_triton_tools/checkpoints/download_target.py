@@ -264,10 +264,12 @@ def download_lock(path: Path, on_wait: Callable[[str], object]) -> Iterator[None
 def _create(path: Path, text: str) -> bool:
     try:
         # It fails where the file is there, also from host to host, on NFS from version 3 on.
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        file = path.open("x", encoding="utf-8")
     except FileExistsError:
         return False
+    try:
+        with file:
+            file.write(text)
     except OSError:
         # The disk is full; a lock without a holder would be waited for.
         path.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 STEADY = 0.1
 """A shape is steady when two rounds in a row differ by less than this share of the longer one. `warm server`
-(warming/server_rounds.py) has the same share and compares the first token and the steps too: over a network the total
+(warming/server.py) has the same share and compares the first token and the steps too: over a network the total
 hides a stall; here a round is whole iterations."""
 STEADY_S = 0.005
 """A shape is also steady when they differ by fewer seconds than this: in so short a round it is chance. There is no

@@ -107,8 +107,9 @@ def _token_outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest) -> Ou
 def _logprobs_json(tokens: Sequence[TokenLogprobs | None]) -> bytes:
     """Return JSON as Triton's vLLM backend writes it: for each token, token id -> {logprob, rank, decoded_token}."""
     document = [
-        token
-        and {
+        None
+        if token is None
+        else {
             str(token_id): {"logprob": max(_LEAST_LOGPROB, logprob), "rank": rank, "decoded_token": text}
             for token_id, logprob, rank, text in token
         }

@@ -79,12 +79,13 @@ class ServerWatch:
     def _search(self, now: float) -> None:
         if now - self._began >= _OFTEN_FOR_S and now - self._searched_at < _SEARCH_EVERY_S:
             return
-        self._searched_at = now
         for process in members(self._tag, spare=self._spare):
             # A profiler may run the server under another name; its stubs keep theirs.
             self._was_seen = self._was_seen or process.name.startswith("triton")
             if process.name == SERVER_NAME and self._server is None:
                 self._server, self._starter = process, processes.look_up(process.parent)
+        # A search that fails, as one with no file left to open, is no search.
+        self._searched_at = now
 
 
 class StubWatch:

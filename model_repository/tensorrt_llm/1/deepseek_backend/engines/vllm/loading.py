@@ -100,8 +100,10 @@ def _difference(name: str, recorded: Sequence[str]) -> str:
     except (ImportError, AttributeError):
         return f"{name} is not there"
     # The fields of a class (a dataclass, a Struct of msgspec, a NamedTuple, an Enum), or the parameters of a function.
-    kinds = ("__dataclass_fields__", "__struct_fields__", "_fields", "__members__") if isinstance(subject, type) else ()
+    kinds = ("__struct_fields__", "_fields", "__members__") if isinstance(subject, type) else ()
     found = next((fields for kind in kinds if (fields := getattr(subject, kind, None)) is not None), None)
+    if isinstance(subject, type) and dataclasses.is_dataclass(subject):
+        found = [each.name for each in dataclasses.fields(subject)]
     parameters = found if found is not None else inspect.signature(subject).parameters
     names = [parameter for parameter in parameters if found is not None or parameter not in ("self", "cls")]
     return "" if names == list(recorded) else f"{name} has {', '.join(names)} instead of {', '.join(recorded)}"
