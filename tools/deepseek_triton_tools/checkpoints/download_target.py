@@ -225,8 +225,8 @@ def download_lock(path: Path, on_wait: Callable[[str], object]) -> Iterator[None
     """Hold the lock while the block runs: one download at a time into one place, also for hosts that share it.
 
     The lock is a file that its holder touches every few seconds. A holder that died is known at once on its own
-    machine, and elsewhere when it has not touched the file for a minute, by the clock of who waits. The folder of
-    `path` has to be there.
+    machine, unless another process has its number, and elsewhere when it has not touched the file for a minute, by the
+    clock of who waits. The folder of `path` has to be there.
 
     :param on_wait: called, again and again while others hold it, with who that is.
     :raises OSError: when the file can't be written.
