@@ -76,7 +76,7 @@ class Identity:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a deployment takes of it."""
+        """Return the facts that a deployment is made of, by their names there."""
         return {name: getattr(self, name) for name in ("variant", "architecture", "checkpoint", "gpu")}
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -40,7 +41,7 @@ class UnknownFactError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyDeployment:
+class AnyDeployment(ABC):
     """A set of an engine's arguments and where it will run. A rule that needs an unknown fact finds nothing."""
 
     settings: Mapping[str, Any]
@@ -60,9 +61,9 @@ class AnyDeployment:
     held_requests: int | None = None
     """Requests of the planned lengths that the instance's KV caches hold."""
 
+    @abstractmethod
     def find(self, key: str) -> Field | Argument | None:
         """Return the engine's argument of that dotted path."""
-        raise NotImplementedError
 
     def get(self, key: str) -> Any:
         """Return the value of `key`, or the engine's default when it is not given.

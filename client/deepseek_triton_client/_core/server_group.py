@@ -29,7 +29,7 @@ class ServerState:
         self._event = runtime.event
         self._dialect: Dialect | None = None
         self._reading: tuple[RuntimeEvent, float, list[DeepseekTritonError]] | None = None
-        """Of the metadata that is being read: what happens at the end, the seconds it may take, and why it failed."""
+        """The read of the metadata under way: its end, the seconds that it may take, and the errors it ended with."""
         self._failed_at = -math.inf
 
     async def dialect(self, limit_s: Callable[[], float | None]) -> Dialect:

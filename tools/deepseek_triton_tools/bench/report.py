@@ -145,7 +145,7 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
 
 
 def _facts_table(results: Sequence[NamedResult]) -> str:
-    """What was run: a row for each fact that a result has, a column for each result."""
+    """Return what was run: a row for each fact that a result has, a column for each result."""
     columns = [_facts(named.result) for named in results]
     rows = [
         [name, *(column.get(name, "-") for column in columns)]

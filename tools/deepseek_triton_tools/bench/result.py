@@ -1,4 +1,4 @@
-"""What is measured: the times of each request, the figures of a run, and a whole benchmark with its files."""
+"""Holds what is measured: the times of each request, the figures of a run, and a whole benchmark with its files."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainFigure:
     name: str
-    """As `Figures.value` takes it."""
+    """The path of the figure, as `Figures.value` takes it."""
     heading: str
     more_is_better: bool = False
     is_latency: bool = False

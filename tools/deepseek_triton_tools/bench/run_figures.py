@@ -126,7 +126,7 @@ def _span(records: Sequence[RequestRecord]) -> tuple[float, float]:
 
 
 def _errors(records: Iterable[RequestRecord]) -> dict[str, int]:
-    """What the server cancelled is one too."""
+    """Count the failures by reason. A request that the server cancelled is one."""
     reasons = (
         record.error or f"finish reason {record.finish_reason}"
         for record in records

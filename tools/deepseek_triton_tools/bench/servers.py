@@ -1,4 +1,4 @@
-"""What servers say of themselves: before a benchmark begins, and their metrics while it runs."""
+"""Asks servers about themselves before a benchmark begins, and reads their metrics while it runs."""
 
 from __future__ import annotations
 

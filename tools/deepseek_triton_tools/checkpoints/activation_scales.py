@@ -217,7 +217,7 @@ def read_torch_archive(path: Path, is_needed: Callable[[str], bool]) -> dict[str
 
 @dataclass(frozen=True)
 class _Function:
-    """What a pickle may call, which is not called here."""
+    """A function that a pickle may name. Nothing calls it here."""
 
     name: str
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ class AnswerChoice:
     stop_reason = ""
 
 
-class Answer:
+class Answer(ABC):
     """What a client gets, in the form that it asked for: the events of a stream, or one document at the end.
 
     complete: all that is wanted has come, though the model would go on, so the work on the server may be stopped.
@@ -181,13 +182,13 @@ class Answer:
         """The events before those of the first parts."""
         return b""
 
+    @abstractmethod
     def take(self, parts: Iterable[Part]) -> bytes:
         """Keep the parts, and return the events of a stream that tell of them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> bytes:
-        """The last events of a stream, or the whole document, after all parts."""
-        raise NotImplementedError
+        """Return the last events of a stream, or the whole document, after all parts."""
 
 
 async def generate(

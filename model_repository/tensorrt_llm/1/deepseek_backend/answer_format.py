@@ -1,5 +1,7 @@
-"""What the engine and its model can do: sampling fields, the facts that "describe" tells, and the form of an answer
-where the client's guide alone can't say it."""
+"""Tells what the engine and its model can do: sampling fields, the facts that "describe" tells, and an answer's form.
+
+The form stands here where the client's guide alone can't say it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found in the text while it streams, in the same way for every engine: stop strings, and the reasoning.
+"""Finds stop strings and the reasoning in the text while it streams, in the same way for every engine.
 
 Engines that know stop strings match them as token sequences and miss those that are tokenized differently in context;
 matching text has no such gap. The price is that the end of the text is held back while it may be the beginning of a
