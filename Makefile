@@ -66,7 +66,7 @@ test: $(INSTALLED)  ## run the tests that a change must pass, WORKERS=6 at a tim
 	@$(PYTEST) -m "not (nightly or documents)"
 
 nightly: $(INSTALLED)  ## run what takes long by nature: campaigns, several hosts, whole lanes, the release
-	@$(PYTEST) -m nightly
+	@$(PYTEST) --timeout 3600 -m nightly
 	@$(MAKE) --no-print-directory test-vllm test-gateway test-sla
 
 house: $(INSTALLED)  ## see what the code costs: lines, modules, functions with one caller, comments, pages

@@ -393,7 +393,8 @@ def test_metadata_that_can_not_be_read_is_read_once_for_all_who_wait(world):
     server.metadata_may_end = lambda: world.num_waiting == 2
     calls = world.calls(server, retries=ONCE)
 
-    outcomes = world.together(*(calls.generate(request()) for _ in range(3)))
+    # Two threads that come at once would both read.
+    outcomes = world.together(calls.generate(request()), *(generate_later(calls, server) for _ in range(2)))
 
     assert [type(outcome) for outcome in outcomes] == [ServerUnavailable] * 3
     assert server.num_metadata == 1
