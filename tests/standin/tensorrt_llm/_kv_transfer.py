@@ -5,6 +5,7 @@ last byte tells whether it was held. From then on it is not.
 """
 
 import json
+import os
 import secrets
 import socket
 import threading
@@ -37,12 +38,14 @@ class KvSender:
     def hold(self, num_blocks):
         """Hold a KV cache; return the opaque state that leads to it."""
         if self._listener is None:
-            self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+            # In a job of Slurm the other side is on another host.
+            self._host = os.environ.get("SLURMD_NODENAME", "127.0.0.1")
+            self._listener = socket.create_server((self._host, 0), backlog=256)
             threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
         key = secrets.token_hex(_KEY_BYTES // 2)
         self._held[key.encode()] = num_blocks
         self._changed()
-        return json.dumps({"port": self._listener.getsockname()[1], "key": key}).encode()
+        return json.dumps({"host": self._host, "port": self._listener.getsockname()[1], "key": key}).encode()
 
     def close(self):
         if self._listener is not None:
@@ -78,7 +81,7 @@ def receive(opaque_state, aborted):
     """
     state = json.loads(opaque_state)
     try:
-        with socket.create_connection(("127.0.0.1", state["port"]), timeout=_TIMEOUT_S) as connection:
+        with socket.create_connection((state["host"], state["port"]), timeout=_TIMEOUT_S) as connection:
             connection.recv(1)
             if aborted.is_set():
                 raise TransferError("aborted")
