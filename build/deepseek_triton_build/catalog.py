@@ -32,6 +32,8 @@ from deepseek_triton_build.data.releases import (
     containers,
     load_release,
     release_for_container,
+    tags_with,
+    version_numbers,
 )
 from deepseek_triton_build.data.vllm import (
     DEFAULT_VLLM,
@@ -42,4 +44,5 @@ from deepseek_triton_build.data.vllm import (
     vllm_containers,
     vllm_for_container,
     vllm_image_name,
+    vllm_tags_with,
 )

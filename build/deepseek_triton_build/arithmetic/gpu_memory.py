@@ -81,6 +81,8 @@ class Weights:
         return whole_layers + self.embeddings + self.mtp_experts + self.mtp
 
 
+# A search for the fewest GPUs asks for the same weights a hundred times, which took a tenth of `variants`.
+@cache
 def weights(architecture: Architecture, checkpoint: KnownCheckpoint) -> Weights:
     """Compute the parts of `checkpoint` from the shapes of `architecture` and the formats of its precision."""
     a, stored = architecture, _STORED[checkpoint.precision]

@@ -7,6 +7,7 @@ DP+EP. A test holds the arithmetic to these figures.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from deepseek_triton_build.arithmetic.gpu_memory import (
     CONTEXT_BYTES,
@@ -111,6 +112,7 @@ def _heads(architecture: Architecture, layout: Layout) -> float:
 _LARGEST_GRAPH = 512
 
 
+@cache
 def captured_sizes(max_num_seqs: int, num_draft_tokens: int) -> tuple[int, ...]:
     """Return the numbers of tokens that vLLM captures: 1, 2, 4, multiples of 8 to 256, then of 16, up to twice a full
     batch's tokens and 512 (vLLM vllm/config/vllm.py, _set_cudagraph_sizes)."""

@@ -17,11 +17,13 @@ def read_data(file: str) -> str:
     return (_FOLDER / file).read_text("utf-8")
 
 
-def load_yaml(file: str) -> Any:
-    """Return the content of `file`, a path in this folder. It is ours, so it needs none of parse_yaml's care."""
+def load_yaml(file: str, *, until: str = "") -> Any:
+    """Return the content of `file`, a path in this folder, up to the first line that is `until`, or all of it. It is
+    ours, so it needs none of parse_yaml's care."""
     import yaml
 
-    return yaml.load(read_data(file), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    text = read_data(file).partition(f"\n{until}\n")[0] if until else read_data(file)
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

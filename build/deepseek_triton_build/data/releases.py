@@ -78,8 +78,6 @@ class Release:
     """One TensorRT-LLM release."""
 
     version: str
-    containers: tuple[str, ...]
-    """Tags of nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3, newest first."""
     default_backend: Literal["pytorch", "tensorrt"]
     """The engine that LLM() runs unless the LLM arguments give `backend`."""
     text: str = field(repr=False)
@@ -91,9 +89,14 @@ class Release:
     """Whether something works with DeepSeek, by its name; None: the public sources don't settle it. Every record has
     the same names."""
 
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """Tags of nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3, newest first."""
+        return tags_with(self.version)
+
     def is_before(self, version: str) -> bool:
         """Tell whether this release is older than `version`, compared by number: 1.9 is before 1.10."""
-        return _version_numbers(self.version) < _version_numbers(version)
+        return version_numbers(self.version) < version_numbers(version)
 
     @property
     def has_samplers(self) -> bool:
@@ -156,7 +159,7 @@ class Release:
 
 
 @cache
-def _version_numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
@@ -178,6 +181,11 @@ def containers() -> Mapping[str, ContainerImage]:
     """Return every published container by tag, newest first, also those whose release can't be used."""
     rows: Mapping[str, Mapping[str, str]] = load_yaml("trtllm_containers.yaml")
     return {tag: ContainerImage(tag=tag, **row) for tag, row in rows.items()}
+
+
+def tags_with(version: str) -> tuple[str, ...]:
+    """Return the tags of the containers with a release, newest first. No record is read."""
+    return tuple(tag for tag, container in containers().items() if container.trtllm == version)
 
 
 _TRTLLM = "-trtllm-python-py3"
@@ -233,7 +241,6 @@ def _load(version: str) -> Release:
     record = load_yaml(file)
     return Release(
         version=record["release"],
-        containers=tuple(record["containers"]),
         default_backend=record["default_backend"],
         text=text,
         record=record,

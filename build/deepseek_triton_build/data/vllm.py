@@ -66,8 +66,6 @@ class VllmVersion:
     """One vLLM version."""
 
     version: str
-    containers: tuple[str, ...]
-    """Tags of nvcr.io/nvidia/tritonserver:<tag>-vllm-python-py3, newest first."""
     arguments: Mapping[str, Argument] = field(repr=False)
     """Engine arguments by name."""
     sections: Mapping[str, Mapping[str, Argument]] = field(repr=False)
@@ -83,6 +81,11 @@ class VllmVersion:
     """Limits of sampling fields, and what is refused."""
     text: str = field(repr=False)
     """The record's YAML text, which is written into a repository."""
+
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """Tags of nvcr.io/nvidia/tritonserver:<tag>-vllm-python-py3, newest first."""
+        return vllm_tags_with(self.version)
 
     @property
     def replaced_environment(self) -> Mapping[str, Replacement]:
@@ -119,7 +122,7 @@ def load_vllm(version: str) -> VllmVersion:
         the nearest version with a record.
     """
     if version not in VLLM_VERSIONS:
-        tags = [tag for tag, known in vllm_containers().items() if known == version]
+        tags = vllm_tags_with(version)
         note = f"Triton's container {tags[0]} has it; the nearest known is {nearest_vllm(version)}" if tags else ""
         raise UnknownNameError("vLLM version", version, VLLM_VERSIONS, note=note)
     return _load(version)
@@ -147,6 +150,11 @@ def vllm_containers() -> Mapping[str, str]:
     """Return the vLLM version of every published container by its tag, newest first."""
     containers: Mapping[str, str] = load_yaml("vllm_containers.yaml")
     return containers
+
+
+def vllm_tags_with(version: str) -> tuple[str, ...]:
+    """Return the tags of the containers with a version, newest first. No record is read."""
+    return tuple(tag for tag, known in vllm_containers().items() if known == version)
 
 
 def nearest_vllm(version: str) -> str:
@@ -180,7 +188,6 @@ def _load(version: str) -> VllmVersion:
     record = load_yaml(file)
     return VllmVersion(
         version=record["vllm"],
-        containers=tuple(record["containers"]),
         arguments=_arguments(record["arguments"]),
         sections={name: _arguments(rows) for name, rows in record["sections"].items()},
         short_flags=record["short_flags"],

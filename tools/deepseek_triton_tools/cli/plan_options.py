@@ -7,18 +7,22 @@ import math
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_tools.bench.result import Slo
 from deepseek_triton_tools.cli.parsing import VerbParser, number, option, path, positive
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.tool_errors import ToolError
+
+if TYPE_CHECKING:
+    from deepseek_triton_tools.bench.result import Slo
 
 SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 
 
 def slo(text: str) -> Slo:
     """Limits in milliseconds, such as "ttft=500,tpot=30"."""
+    from deepseek_triton_tools.bench.result import Slo  # as slow to import as a tenth of a plan, which few need
+
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, given = part.strip().partition("=")

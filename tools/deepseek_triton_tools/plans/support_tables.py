@@ -18,13 +18,13 @@ from deepseek_triton_build.catalog import (
     KnownCheckpoint,
     Profile,
     Variant,
-    containers,
     find_gpu,
     gpus,
-    load_release,
-    load_vllm,
     profiles,
+    tags_with,
     variants,
+    version_numbers,
+    vllm_tags_with,
 )
 from deepseek_triton_tools.terminal import tables
 from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
@@ -170,8 +170,8 @@ def support_of(variant: Variant, precision: str) -> Support | None:
 
 def _since(variant: Variant) -> str:
     """Return the oldest release that a repository with the model is written for."""
-    oldest = RELEASES[-1]
-    return variant.min_release if load_release(oldest).is_before(variant.min_release) else oldest
+    # By the numbers alone, because a record takes 10 ms to read.
+    return max(RELEASES[-1], variant.min_release or RELEASES[-1], key=version_numbers)
 
 
 def _gpu_tables(served: Served, chosen: list[Gpu]) -> Iterator[Table]:
@@ -214,14 +214,10 @@ def _other_tables(chosen: list[Gpu]) -> Iterator[Table]:
         for name, profile in profiles().items()
     ]
     yield Table(title="Profiles", headings=("profile", "for", "recipes for", "formats"), rows=rows)
-    releases = [(version, ", ".join(_tags(version))) for version in RELEASES]
+    releases = [(version, ", ".join(tags_with(version))) for version in RELEASES]
     yield Table(title="Releases", headings=("TensorRT-LLM", "in Triton containers (--image)"), rows=releases)
-    versions = [(version, ", ".join(load_vllm(version).containers) or "-") for version in VLLM_VERSIONS]
+    versions = [(version, ", ".join(vllm_tags_with(version)) or "-") for version in VLLM_VERSIONS]
     yield Table(title="Versions", headings=("vLLM", "in Triton containers (--image)"), rows=versions)
-
-
-def _tags(release: str) -> list[str]:
-    return [tag for tag, container in containers().items() if container.trtllm == release]
 
 
 def _where(profile: Profile, chosen: list[Gpu]) -> str:
@@ -277,6 +273,6 @@ def _document(served: Served, chosen: list[Gpu]) -> dict[str, object]:
             }
             for name, profile in profiles().items()
         ],
-        "releases": [{"release": version, "containers": _tags(version)} for version in RELEASES],
-        "vllm": [{"version": version, "containers": list(load_vllm(version).containers)} for version in VLLM_VERSIONS],
+        "releases": [{"release": version, "containers": list(tags_with(version))} for version in RELEASES],
+        "vllm": [{"version": version, "containers": list(vllm_tags_with(version))} for version in VLLM_VERSIONS],
     }
