@@ -65,9 +65,8 @@ if TYPE_CHECKING:
         write_quant_config,
     )
     from deepseek_triton_build.render.merge import Keep, MergeConflict
-    from deepseek_triton_build.render.repository_files import File, repository_files
+    from deepseek_triton_build.render.repository_files import EXIT_TIMEOUT_S, MPIRUN_SPARE_S, File, repository_files
     from deepseek_triton_build.render.stamp import build_options
-    from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
     from deepseek_triton_build.render.wire_contract import contract_tables
 
 _HOMES = {
@@ -119,9 +118,8 @@ _HOMES = {
     ),
     "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
     "render.merge": ("Keep", "MergeConflict"),
-    "render.repository_files": ("File", "repository_files"),
+    "render.repository_files": ("EXIT_TIMEOUT_S", "File", "MPIRUN_SPARE_S", "repository_files"),
     "render.stamp": ("build_options",),
-    "render.start_sh": ("EXIT_TIMEOUT_S", "MPIRUN_SPARE_S"),
 }
 """Module -> the names above that it has. A module is imported when one of its names is asked for: planner and renderers
 take three times as long to import as the catalogue, and many verbs, such as `probe`, need only `text`."""

@@ -21,8 +21,8 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
+from deepseek_triton_build.data.planned_settings import is_engine_variable, is_for_every_rank
 from deepseek_triton_build.data.profiles import DEFAULT_PROFILE, Profile, Recipe, profiles
-from deepseek_triton_build.data.rank_variables import is_engine_variable, is_for_every_rank
 from deepseek_triton_build.data.releases import (
     DEFAULT_RELEASE,
     READABLE_RELEASES,

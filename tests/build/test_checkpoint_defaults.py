@@ -4,7 +4,7 @@ import os
 import pytest
 
 from deepseek_triton_build import UnusableCheckpointError
-from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
+from deepseek_triton_build.planning.plan_request import sampling_defaults
 
 R1, ALL = {"temperature": 0.6, "top_p": 0.95}, {"temperature": 1, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1}
 DEFAULTS = [

@@ -21,7 +21,7 @@ from deepseek_triton_build import (
     make_plan,
 )
 from deepseek_triton_build.arithmetic.gpu_memory import ready_within_s
-from deepseek_triton_build.data.dynamo_releases import dynamo_releases, find_dynamo
+from deepseek_triton_build.data.releases import dynamo_releases, find_dynamo
 from deepseek_triton_tools.cli.main import main
 from support.dynamo_forms import ALPHA, PAIRS, R1, REQUESTS, planned, planned_pair, text_of
 from support.flags import flat

@@ -6,7 +6,7 @@ import pytest
 
 from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.catalog import is_engine_variable, is_for_every_rank
-from deepseek_triton_build.data.rank_variables import (
+from deepseek_triton_build.data.planned_settings import (
     ENGINE_FAMILIES,
     ENGINE_NAMES,
     HUB_FAMILY,

@@ -19,7 +19,7 @@ from deepseek_triton_build.check.model_identity import CheckOptions
 from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, read_header
 from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
-from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
+from deepseek_triton_build.planning.plan_request import read_json_object
 from deepseek_triton_build.render.stamp import MANIFEST
 from deepseek_triton_build.rules.finding import Finding
 

@@ -1,4 +1,5 @@
-"""Facts about each TensorRT-LLM release: one YAML record a release, and the class that answers from it.
+"""Facts about each TensorRT-LLM release: one YAML record a release, and the class that answers from it. At the
+end, Dynamo's releases, each of which has a build of TensorRT-LLM.
 
 The backend and the tests read the same records: the generator writes the target's own record beside model.py.
 """
@@ -6,7 +7,7 @@ The backend and the tests read the same records: the generator writes the target
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -299,3 +300,73 @@ def honoured_fields(release: Release, settings: Mapping[str, Any]) -> frozenset[
     section = release.record["sampler"]
     sampler = section["samplers"][sampler_of(release, settings)]
     return frozenset((*section["always"], *sampler["honours"]["fields"]))
+
+
+DEFAULT_DYNAMO = "1.5.0"
+"""The newest Dynamo release with a known TensorRT-LLM build."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamoRelease:
+    """One release of Dynamo."""
+
+    version: str
+    trtllm: str
+    """The TensorRT-LLM build in its container, such as 1.3.0rc25."""
+    api: Literal["v1alpha1", "v1beta1"]
+
+    @property
+    def image(self) -> str:
+        return f"nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:{self.version}"
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether the build is a candidate of a release that is known here."""
+        return self._final in RELEASES
+
+    @property
+    def keys_of(self) -> str:
+        """The release whose keys are written: the final one of the build, or else the newest."""
+        return self._final if self.is_candidate else RELEASES[0]
+
+    @property
+    def _final(self) -> str:
+        return self.trtllm.partition("rc")[0]
+
+    def unproven(self, keys: Iterable[str], release: str) -> list[str]:
+        """Return those of `keys`, in the spelling of `release`, that nothing public shows for this build.
+
+        A key is proven when the final releases before and after the build have it, or, for a build without a final
+        release, when the record of RELEASES[0] has it and NVIDIA's own files for such a build do.
+        """
+        if self.is_candidate:
+            before = next(known for known in RELEASES if load_release(known).is_before(self._final))
+            records = [load_release(version) for version in {before, self._final, release}]
+            return [key for key in keys if not all(record.find_key(key) for record in records)]
+        newest, seen = load_release(RELEASES[0]), _dynamo_table()["seen_in_1_3"]
+        # A section that is null is seen where a key in it is.
+        return [
+            key
+            for key in keys
+            if newest.find_key(key) is None or not any(entry == key or entry.startswith(f"{key}.") for entry in seen)
+        ]
+
+
+def dynamo_releases() -> tuple[str, ...]:
+    """Return the names of the known releases, oldest first."""
+    return tuple(_dynamo_table()["releases"])
+
+
+def find_dynamo(version: str | None) -> DynamoRelease:
+    """Return the Dynamo release of that name, or raise UnknownNameError, which names the nearest. None: the newest."""
+    version = DEFAULT_DYNAMO if version is None else version
+    rows = _dynamo_table()["releases"]
+    if version not in rows:
+        raise UnknownNameError("Dynamo release", version, rows)
+    return DynamoRelease(version=version, **rows[version])
+
+
+@cache
+def _dynamo_table() -> Mapping[str, Any]:
+    table: Mapping[str, Any] = load_yaml("dynamo_releases.yaml")
+    return table

@@ -22,8 +22,7 @@ from deepseek_triton_build.data.setting_types import (
     warmup_problem,
 )
 from deepseek_triton_build.data.type_strings import fits, in_words
-from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
-from deepseek_triton_build.planning.plan_request import PlanRequest
+from deepseek_triton_build.planning.plan_request import PlanRequest, sampling_defaults
 from deepseek_triton_build.planning.target import Target, VllmTarget
 from deepseek_triton_build.text import nearest_name, short_repr
 

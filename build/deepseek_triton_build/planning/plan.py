@@ -23,10 +23,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog import PRECISIONS, Gpu, KnownCheckpoint, Variant, find_variant, gpus
-from deepseek_triton_build.data.dynamo_releases import find_dynamo
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
-from deepseek_triton_build.data.releases import DEFAULT_RELEASE, Release, image_name, release_image_name
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE, Release, find_dynamo, image_name, release_image_name
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VllmVersion, vllm_image_name
 from deepseek_triton_build.planning.backend_settings import Arguments, EngineLimits, backend_settings, embedded_settings
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest

@@ -43,8 +43,7 @@ from deepseek_triton_build.data.profiles import (
 )
 from deepseek_triton_build.data.releases import RELEASES, Release, load_release
 from deepseek_triton_build.data.vllm import VllmVersion
-from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
-from deepseek_triton_build.planning.plan_request import PlanRequest
+from deepseek_triton_build.planning.plan_request import PlanRequest, read_json_object
 from deepseek_triton_build.rules import target_violations
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 

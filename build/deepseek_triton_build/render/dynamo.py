@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, ready_within_s
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.dynamo_releases import DynamoRelease, find_dynamo
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
+from deepseek_triton_build.data.releases import DynamoRelease, find_dynamo
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments, settings_file_text, yaml_lines
 from deepseek_triton_build.text import comment_lines, is_path, yaml_flow

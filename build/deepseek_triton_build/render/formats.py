@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.dynamo_releases import find_dynamo
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload, profiles
-from deepseek_triton_build.data.releases import DEFAULT_RELEASE
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE, find_dynamo
 from deepseek_triton_build.planning.disaggregated import (
     DISAGGREGATED,
     REQUEST_TIMEOUT_S,

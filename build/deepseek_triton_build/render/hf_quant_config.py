@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.data.catalog import architectures, variants
-from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
+from deepseek_triton_build.planning.plan_request import read_json_object
 from deepseek_triton_build.text import short_repr
 
 NAME = "hf_quant_config.json"

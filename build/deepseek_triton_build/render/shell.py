@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_build.data.planned_settings import EnvironmentVariable
-from deepseek_triton_build.data.rank_variables import (
+from deepseek_triton_build.data.planned_settings import (
     ENGINE_FAMILIES,
     ENGINE_NAMES,
     HUB_FAMILY,
     OF_ONE_NODE,
     SURROUNDINGS,
+    EnvironmentVariable,
     is_for_every_rank,
 )
 from deepseek_triton_build.data.releases import Release

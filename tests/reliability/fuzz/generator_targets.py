@@ -14,7 +14,7 @@ from deepseek_triton_build.check.checkpoint_files import read_facts
 from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
 from deepseek_triton_build.data.setting_types import sampling_problem
-from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
+from deepseek_triton_build.planning.plan_request import sampling_defaults
 from deepseek_triton_build.render.folder_writer import _deployment_diff, _record
 from reliability.fuzz.refusals import check_message, may_refuse
 from support.checked import MODEL_YAML, OPTIONS, write
