@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import stat
-import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,13 @@ def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> QuantConfi
     :raises UnusableCheckpointError: when it is no DeepSeek checkpoint, or a file can't be read.
     """
     model = read_json_object(checkpoint / "config.json")
-    _require_deepseek(checkpoint, model)
+    known = {architecture.class_name for architecture in architectures().values()}
+    names = model.get("architectures") or []
+    if not isinstance(names, list) or not known.intersection(map(str, names)):
+        raise UnusableCheckpointError(
+            f"{checkpoint / 'config.json'}: expected the architecture {' or '.join(sorted(known))}, "
+            f"found {short_repr(names)}; name the folder of a DeepSeek checkpoint"
+        )
     path = checkpoint / NAME
     before = read_json_object(path) if path.exists() else None
     quantization = (before or {}).get("quantization", {})
@@ -69,7 +75,14 @@ def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> QuantConfi
         )
     algo = quantization.get("quant_algo")
     if algo is None:
-        algo = _fp8_blocks(checkpoint, model)
+        own = model.get("quantization_config")
+        method = own.get("quant_method") if isinstance(own, dict) else None
+        if method != "fp8":
+            raise UnusableCheckpointError(
+                f"{checkpoint / 'config.json'}: expected quant_method fp8 (DeepSeek's FP8 weights), found "
+                f"{short_repr(method)}; a checkpoint quantized otherwise comes with its own {NAME}"
+            )
+        algo = FP8_BLOCK_SCALES
     elif algo not in _known_algos():
         raise UnusableCheckpointError(
             f"{path}: expected quant_algo to be one of {', '.join(_known_algos())}, found {short_repr(algo)}; "
@@ -90,7 +103,7 @@ def write_quant_config(change: QuantConfigChange) -> Path | None:
         return None
     try:
         text = json.dumps(change.after, indent=4, allow_nan=False) + "\n"
-        return _replace(change.path, text, keep=change.before is not None)
+        return _replace(change.path, text.encode(), keep=change.before is not None)
     except ValueError as error:
         raise UnusableCheckpointError(
             f"{change.path}: holds a number that JSON can't express; download it again"
@@ -112,39 +125,21 @@ def _known_algos() -> list[str]:
     return sorted({*filter(None, known), FP8_BLOCK_SCALES, "W4A8_AWQ"})
 
 
-def _require_deepseek(checkpoint: Path, model: Mapping[str, Any]) -> None:
-    known = {architecture.class_name for architecture in architectures().values()}
-    found = model.get("architectures") or []
-    if not isinstance(found, list) or not known.intersection(map(str, found)):
-        raise UnusableCheckpointError(
-            f"{checkpoint / 'config.json'}: expected the architecture {' or '.join(sorted(known))}, "
-            f"found {short_repr(found)}; name the folder of a DeepSeek checkpoint"
-        )
+def _replace(path: Path, content: bytes, *, keep: bool) -> Path | None:
+    """Put a file of this content in the place of `path`, whole or not at all. Return the backup's path.
 
-
-def _fp8_blocks(checkpoint: Path, model: Mapping[str, Any]) -> str:
-    """Return FP8_BLOCK_SCALES when config.json says that these are DeepSeek's FP8 weights.
-
-    :raises UnusableCheckpointError: when it says anything else.
+    :param keep: whether there is a file, which is kept as the first free of NAME.bak, NAME.bak.1 and so on. The new one
+        gets its permissions.
     """
-    own = model.get("quantization_config")
-    method = own.get("quant_method") if isinstance(own, dict) else None
-    if method != "fp8":
-        raise UnusableCheckpointError(
-            f"{checkpoint / 'config.json'}: expected quant_method fp8 (DeepSeek's FP8 weights), found "
-            f"{short_repr(method)}; a checkpoint quantized otherwise comes with its own {NAME}"
-        )
-    return FP8_BLOCK_SCALES
-
-
-def _replace(path: Path, text: str, *, keep: bool) -> Path | None:
-    """Put `text` in the place of `path`, whole or not at all, with the same permissions. Return the backup's path."""
-    mode = stat.S_IMODE(path.stat().st_mode) if keep else 0o644
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    scratch, backup = Path(name), None
+    mode, backup = 0o644, None
+    scratch = path.with_name(f".{path.name}.{os.getpid()}-{time.time_ns()}")
+    _write(scratch, content, mode)
     try:
-        _fill(handle, text.encode(), mode)
-        backup = _back_up(path, mode) if keep else None
+        if keep:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            scratch.chmod(mode)
+            places = (path.with_name(f"{path.name}.bak{f'.{n}' if n else ''}") for n in itertools.count())
+            backup = _write(next(place for place in places if not os.path.lexists(place)), path.read_bytes(), mode)
         os.replace(scratch, path)
     except BaseException:
         if scratch.exists():  # else it is in place, and only the backup holds the file as it was
@@ -155,24 +150,16 @@ def _replace(path: Path, text: str, *, keep: bool) -> Path | None:
     return backup
 
 
-def _back_up(path: Path, mode: int) -> Path:
-    """Copy `path` to the first free name, and return that name."""
-    content = path.read_bytes()
-    names = (f"{path.name}.bak.{number}" if number else f"{path.name}.bak" for number in itertools.count())
-    backup = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
-    handle = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+def _write(path: Path, content: bytes, mode: int) -> Path:
+    """Write a new file, whole or not at all, and return its path."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        _fill(handle, content, mode)
+        with open(handle, "wb") as file:
+            os.fchmod(handle, mode)  # whatever the user's umask
+            file.write(content)
+            file.flush()
+            os.fsync(handle)  # so that no crash leaves the new name with an empty file
     except BaseException:
-        backup.unlink()
+        path.unlink()
         raise
-    return backup
-
-
-def _fill(handle: int, content: bytes, mode: int) -> None:
-    """Write `content` and wait until it is on the disk, so that no crash leaves the new name with an empty file."""
-    with open(handle, "wb") as file:
-        os.fchmod(handle, mode)
-        file.write(content)
-        file.flush()
-        os.fsync(handle)
+    return path
