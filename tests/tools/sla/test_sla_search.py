@@ -154,7 +154,7 @@ def test_a_pair_is_searched_with_its_own_kv_cache():
 
     assert isinstance(plan.built, DisaggregatedPlan)
     for candidate, side in ((best.context, plan.built.context), (best.server, plan.built.generation)):
-        assert candidate.server.table.kv_token_bytes == side.budget.kv_bytes_per_token == 70272
+        assert candidate.table.kv_token_bytes == side.budget.kv_bytes_per_token == 70272
 
 
 @pytest.mark.slow

@@ -72,9 +72,6 @@ class Times:
     def e2el_ms(self, osl: int) -> float:
         return self.ttft_ms + (osl - 1) * self.tpot_ms
 
-    def slower(self, margin: float) -> Times:
-        return Times(ttft_ms=self.ttft_ms * margin, tpot_ms=self.tpot_ms * margin)
-
 
 def margin_for(users: int) -> float:
     """The factor on times of a server with so many users."""
@@ -141,7 +138,6 @@ SIDES = (SERVER, CONTEXT, GENERATION)
 _MOST_ROWS = 1024
 """The last point of the tables."""
 
-_GRAPHS = "cuda_graph_config.max_batch_size"
 _SEARCHED = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -152,7 +148,7 @@ _SEARCHED = (
     "moe_cluster_parallel_size",
     "max_batch_size",
     "cuda_graph_config",
-    _GRAPHS,
+    "cuda_graph_config.max_batch_size",
     "cuda_graph_config.batch_sizes",
     "speculative_config",
     "speculative_config.decoding_type",
@@ -166,39 +162,36 @@ def searched_settings(overrides: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerCandidate:
+class ServerCandidate(PacedServer):
     """A server that our rules and the memory allow."""
 
     side: str
     layout: ServerLayout
-    server: PacedServer
     most_rows: int
     """Requests of these lengths that a rank's KV cache holds; of a context server, prompts in an iteration."""
     pace: Json
-    """The table that `server` was made of."""
-
-    def settings(self, rows: int) -> dict[str, Any]:
-        """Return the LLM arguments by which `build` writes what was planned, for `rows` requests of each rank."""
-        settings = _layout_settings(self.side, self.layout, rows)
-        if self.side != GENERATION:  # where no prompt runs
-            settings["max_num_tokens"] = self.server.max_num_tokens
-        return settings
+    """The document that `table` was read from."""
 
 
-def _layout_settings(side: str, layout: ServerLayout, rows: int) -> dict[str, Any]:
+def _settings(side: str, layout: ServerLayout, rows: int, max_num_tokens: int | None = None) -> dict[str, Any]:
+    """Return the LLM arguments of a server with `rows` requests of each rank."""
     settings = {
         "enable_attention_dp": layout.attention_dp,
         "moe_expert_parallel_size": layout.expert_parallel_size,
         "max_batch_size": rows,
     }
-    return settings if side == CONTEXT else {**settings, _GRAPHS: rows}
+    if side != CONTEXT:  # which runs prompts, and those without graphs
+        settings["cuda_graph_config.max_batch_size"] = rows
+    if side != GENERATION and max_num_tokens is not None:  # where no prompt runs
+        settings["max_num_tokens"] = max_num_tokens
+    return settings
 
 
 def server_request(
-    request: PlanRequest, side: str, layout: ServerLayout, rows: int, settings: dict[str, Any] | None = None
+    request: PlanRequest, side: str, layout: ServerLayout, rows: int, max_num_tokens: int | None = None
 ) -> PlanRequest:
-    """Return the request for one server, with the layout's settings unless others are given."""
-    own = _layout_settings(side, layout, rows) if settings is None else settings
+    """Return the request for one server, whose iterations have as many tokens as `max_num_tokens` says."""
+    own = _settings(side, layout, rows, max_num_tokens)
     return dataclasses.replace(
         request,
         profile=SIDE_PROFILES.get(side, request.profile),
@@ -209,19 +202,20 @@ def server_request(
 
 
 def pair_request(
-    request: PlanRequest,
-    context: ServerCandidate,
-    generation: ServerCandidate,
-    rows: int,
-    *,
-    num_context: int = 1,
-    num_generation: int = 1,
+    request: PlanRequest, context: ServerCandidate, generation: ServerCandidate, rows: int, counts: tuple[int, int]
 ) -> DisaggregatedRequest:
-    """Return the request for context servers, and generation servers with `rows` requests of each rank."""
+    """Return the request for context servers, and generation servers with `rows` requests of each rank.
+
+    :param counts: the numbers of context and of generation servers.
+    """
+    num_context, num_generation = counts
     users = rows * generation.layout.num_ranks * num_generation
     sides = {
-        candidate.side: (("num_gpus", candidate.layout.num_gpus), *candidate.settings(batch).items())
-        for candidate, batch in ((context, context.most_rows), (generation, rows))
+        one.side: (
+            ("num_gpus", one.layout.num_gpus),
+            *_settings(one.side, one.layout, batch, one.max_num_tokens).items(),
+        )
+        for one, batch in ((context, context.most_rows), (generation, rows))
     }
     return DisaggregatedRequest(
         both=dataclasses.replace(
@@ -288,25 +282,15 @@ class PlannedFleet:
     num_context: int = 0
 
     @property
-    def layout(self) -> ServerLayout:
-        """Layout of the aggregated or the generation servers."""
-        return self.server.layout
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs that have work."""
-        context = self.context.layout.num_gpus * self.num_context if self.context else 0
-        return self.layout.num_gpus * self.num_servers + context
+    def slow(self) -> Times:
+        """The times with the margin on them."""
+        return Times(ttft_ms=self.times.ttft_ms * self.margin, tpot_ms=self.times.tpot_ms * self.margin)
 
     def keeps(self, slo: Slo, osl: int) -> bool:
         """Whether the times keep the limits, with the margin on them."""
-        times = self.times.slower(self.margin)
-        found = (
-            (slo.ttft_ms, times.ttft_ms),
-            (slo.tpot_ms, times.tpot_ms),
-            (slo.e2el_ms, times.e2el_ms(osl)),
-        )
-        return all(limit is None or value <= limit for limit, value in found)
+        slow = self.slow
+        pairs = ((slo.ttft_ms, slow.ttft_ms), (slo.tpot_ms, slow.tpot_ms), (slo.e2el_ms, slow.e2el_ms(osl)))
+        return all(limit is None or value <= limit for limit, value in pairs)
 
 
 def aggregated_fleets(
@@ -317,7 +301,7 @@ def aggregated_fleets(
         layout = candidate.layout
         servers = num_gpus // layout.num_gpus
         for rows in range(1, candidate.most_rows + 1) if servers else ():
-            times = aggregated_times(candidate.server, workload, rows)
+            times = aggregated_times(candidate, workload, rows)
             users = rows * layout.num_ranks
             yield PlannedFleet(
                 server=candidate,
@@ -350,7 +334,7 @@ def disaggregated_fleets(
         rows += max(1, rows // 25) if rows >= 64 else 1
     for context, busy, prompt in _context_servers(contexts, workload, slo):
         loads = [
-            (candidate, rows, generation_tpot_ms(candidate.server, workload, rows))
+            (candidate, rows, generation_tpot_ms(candidate, workload, rows))
             for candidate in generations
             if fit(context, candidate)
             for rows in loads_tried
@@ -366,7 +350,7 @@ def disaggregated_fleets(
                 users = rows * candidate.layout.num_ranks
                 rate = 1000 * servers * users / (workload.osl * tpot)
                 if servers and rate <= most:
-                    ttft = context_ttft_ms(context.server, workload, busy * rate / most)
+                    ttft = context_ttft_ms(context, workload, busy * rate / most)
                     yield PlannedFleet(
                         server=candidate,
                         num_servers=servers,
@@ -388,8 +372,8 @@ def _context_servers(
     best: dict[int, tuple[float, ServerCandidate, float, float]] = {}
     limit = slo.ttft_ms / margin_for(1) if slo.ttft_ms is not None else float("inf")
     for candidate in candidates:
-        busy = context_busy(candidate.server, workload, limit)
-        prompt, _ = prompt_ms(candidate.server, workload.isl)
+        busy = context_busy(candidate, workload, limit)
+        prompt, _ = prompt_ms(candidate, workload.isl)
         rate = busy * candidate.layout.num_ranks / prompt
         if rate > best.get(candidate.layout.num_gpus, (0.0,))[0]:
             best[candidate.layout.num_gpus] = rate, candidate, busy, prompt
@@ -400,7 +384,7 @@ def best_of_each(fleets: Sequence[PlannedFleet], slo: Slo, osl: int) -> list[Pla
     """Return the best load of each kind of fleet that keeps the limits, the best fleet first."""
     best: dict[object, PlannedFleet] = {}
     for fleet in fleets:
-        kind = (fleet.layout, fleet.context and fleet.context.layout)
+        kind = (fleet.server.layout, fleet.context and fleet.context.layout)
         if fleet.keeps(slo, osl) and (kind not in best or fleet.output_tps > best[kind].output_tps):
             best[kind] = fleet
     return sorted(best.values(), key=lambda fleet: -fleet.output_tps / fleet.margin)

@@ -31,7 +31,6 @@ from deepseek_triton_tools.sla.fleets import (
     SERVER,
     SIDES,
     TOKENS_PER_STEP,
-    PacedServer,
     PlannedFleet,
     ServerCandidate,
     SlaWorkload,
@@ -90,19 +89,21 @@ class SlaPlan:
     def burst_ttft_ms(self, fleet: PlannedFleet) -> float:
         """Return the mean TTFT of a fleet, without margin, where all its requests come at once."""
         if fleet.context is None:
-            return burst_ttft_ms(fleet.server.server, self.workload, fleet.rows)
+            return burst_ttft_ms(fleet.server, self.workload, fleet.rows)
         requests = fleet.users / (fleet.num_context * fleet.context.layout.num_ranks)
-        return burst_ttft_ms(fleet.context.server, self.workload, requests)
+        return burst_ttft_ms(fleet.context, self.workload, requests)
 
     @cached_property
     def built(self) -> Plan | DisaggregatedPlan:
         """The plan from which `build` writes the best fleet: of its servers, or of a pair."""
         best = self.fleets[0]
         if best.context is None:
-            settings = best.server.settings(best.rows)
-            return make_plan(server_request(self.request, SERVER, best.layout, best.rows, settings))
-        counts = {"num_context": best.num_context, "num_generation": best.num_servers}
-        return make_disaggregated_plan(pair_request(self.request, best.context, best.server, best.rows, **counts))
+            server = best.server
+            return make_plan(
+                server_request(self.request, SERVER, server.layout, best.rows, max_num_tokens=server.max_num_tokens)
+            )
+        counts = (best.num_context, best.num_servers)
+        return make_disaggregated_plan(pair_request(self.request, best.context, best.server, best.rows, counts))
 
     @property
     def build_command(self) -> str:
@@ -144,8 +145,8 @@ class SlaPlan:
                 "max_batch_size": plan.canonical["max_batch_size"],
                 "max_num_tokens": plan.canonical["max_num_tokens"],
                 "max_seq_len": plan.budget.kv_tokens,
-                "num_draft_tokens": found.server.table.num_draft_tokens,
-                "tokens_per_step": found.server.tokens_per_step,
+                "num_draft_tokens": found.table.num_draft_tokens,
+                "tokens_per_step": found.tokens_per_step,
                 "pace": found.pace,
             }
             with whole_file(folder / f"{name}.json") as file:
@@ -171,7 +172,7 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
 
     def fit(context: ServerCandidate, generation: ServerCandidate) -> bool:
         try:
-            make_disaggregated_plan(pair_request(request, context, generation, generation.most_rows))
+            make_disaggregated_plan(pair_request(request, context, generation, generation.most_rows, (1, 1)))
         except BuildError as error:
             refused[f"{context.layout} context + {generation.layout}"] = str(error)
             return False
@@ -236,13 +237,18 @@ def _candidates(
                 kv_cache_tokens=plan.budget.kv_tokens,
                 kv_token_bytes=plan.budget.kv_bytes_per_token,
             )
-            server = PacedServer(
-                table=read,
-                max_num_tokens=plan.canonical["max_num_tokens"],
-                tokens_per_step=TOKENS_PER_STEP[model.num_draft_tokens],
-            )
             if rows:
-                candidates.append(ServerCandidate(side=side, layout=layout, server=server, most_rows=rows, pace=table))
+                candidates.append(
+                    ServerCandidate(
+                        table=read,
+                        max_num_tokens=plan.canonical["max_num_tokens"],
+                        tokens_per_step=TOKENS_PER_STEP[model.num_draft_tokens],
+                        side=side,
+                        layout=layout,
+                        most_rows=rows,
+                        pace=table,
+                    )
+                )
     return candidates, refused, request
 
 
@@ -255,12 +261,12 @@ def _none_keeps(fleets: list[PlannedFleet], refused: dict[str, str]) -> str:
         layouts = {said: name for name, said in reversed(refused.items())}
         why = "; ".join(f"{name}: {said}" for said, name in list(layouts.items())[:2])
         return f"no layout can be searched: {why}"
-    fastest = min(fleets, key=lambda fleet: fleet.times.slower(fleet.margin).tpot_ms)
-    first = min(fleets, key=lambda fleet: fleet.times.slower(fleet.margin).ttft_ms)
+    fastest = min(fleets, key=lambda fleet: fleet.slow.tpot_ms)
+    first = min(fleets, key=lambda fleet: fleet.slow.ttft_ms)
     return (
-        f"no fleet keeps the limits: with their margins, the shortest TPOT is "
-        f"{fastest.times.slower(fastest.margin).tpot_ms:.1f} ms ({fastest.layout}) and the shortest TTFT "
-        f"{first.times.slower(first.margin).ttft_ms:.0f} ms ({first.layout}); raise --sla, or give more GPUs"
+        f"no fleet keeps the limits: with their margins, the shortest TPOT is {fastest.slow.tpot_ms:.1f} ms "
+        f"({fastest.server.layout}) and the shortest TTFT {first.slow.ttft_ms:.0f} ms ({first.server.layout}); "
+        "raise --sla, or give more GPUs"
     )
 
 
@@ -302,13 +308,14 @@ def _document(plan: SlaPlan, paces: Path | None = None) -> dict[str, Any]:
         "source": plan.source,
         "fleets": [
             {
-                "layout": str(fleet.layout),
+                "layout": str(fleet.server.layout),
                 "servers": fleet.num_servers,
                 "context_layout": str(fleet.context.layout) if fleet.context else None,
                 "context_servers": fleet.num_context,
                 "requests_per_rank": fleet.rows,
                 "users": fleet.users,
-                "gpus_used": fleet.num_gpus,
+                "gpus_used": fleet.server.layout.num_gpus * fleet.num_servers
+                + (fleet.context.layout.num_gpus * fleet.num_context if fleet.context else 0),
                 "ttft_ms": round(fleet.times.ttft_ms, 1),
                 "burst_ttft_ms": round(plan.burst_ttft_ms(fleet), 1),
                 "tpot_ms": round(fleet.times.tpot_ms, 2),
@@ -327,8 +334,8 @@ def _document(plan: SlaPlan, paces: Path | None = None) -> dict[str, Any]:
 
 def _cells(plan: SlaPlan, fleet: PlannedFleet) -> tuple[str, ...]:
     """The cells under _HEADINGS."""
-    slow, tps = fleet.times.slower(fleet.margin), fleet.output_tps / (plan.request.num_gpus or 1)
-    name = f"{fleet.num_servers} x {fleet.layout}, {fleet.rows} a rank"
+    slow, tps = fleet.slow, fleet.output_tps / (plan.request.num_gpus or 1)
+    name = f"{fleet.num_servers} x {fleet.server.layout}, {fleet.rows} a rank"
     if fleet.context:
         name = f"{fleet.num_context} x {fleet.context.layout} context + {name}"
     return (
