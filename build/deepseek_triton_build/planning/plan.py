@@ -14,11 +14,11 @@ It reads the catalogue, the release records and, for --model, the checkpoint's s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations, product
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
@@ -27,13 +27,14 @@ from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omi
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, Release, find_dynamo, image_name, release_image_name
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VllmVersion, vllm_image_name
-from deepseek_triton_build.planning.backend_settings import Arguments, EngineLimits, backend_settings, embedded_settings
+from deepseek_triton_build.planning.backend_settings import backend_settings, embedded_settings
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
-from deepseek_triton_build.planning.target import Target, VllmTarget, refuse, resolve_target
+from deepseek_triton_build.planning.target import refuse, resolve_target
 from deepseek_triton_build.planning.tensorrt_llm import TrtllmEngine
+from deepseek_triton_build.planning.trtllm_sizes import choose_sizes
 from deepseek_triton_build.planning.vllm import VllmEngine
-from deepseek_triton_build.planning.vllm_sizes import resolve_vllm_target
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation, VllmDeployment
+from deepseek_triton_build.planning.vllm_sizes import choose_vllm_sizes, resolve_vllm_target
+from deepseek_triton_build.rules.rule import Rule, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +159,11 @@ def _make_plan(request: PlanRequest) -> Plan:
     variant = find_variant(request.variant)
     engine = _engine(request, variant)
     if engine == "vllm":
-        return _plan_on_gpus(VllmEngine(resolve_vllm_target(request)))
+        vllm = resolve_vllm_target(request)
+        return _plan_on_gpus(VllmEngine(vllm, *choose_vllm_sizes(vllm)))
     if engine == "tensorrt_llm":
-        return _plan_on_gpus(TrtllmEngine(resolve_target(request)))
+        target = resolve_target(request)
+        return _plan_on_gpus(TrtllmEngine(target, *choose_sizes(target)))
     return Plan(request=request, variant=variant, engine=engine, settings=embedded_settings(request, variant, engine))
 
 
@@ -184,76 +187,34 @@ def _engine(request: PlanRequest, variant: Variant) -> str:
     return engine
 
 
-class _Sizes(Protocol):
-    @property
-    def workload(self) -> Workload:
-        """The workload, filled in: both lengths are numbers."""
-
-
-SizesT = TypeVar("SizesT", bound=_Sizes)
-DeploymentT = TypeVar("DeploymentT", bound=Deployment | VllmDeployment)
-
-
-class _Engine(Protocol[SizesT, DeploymentT]):
-    """An engine answers here for its part of a plan."""
-
-    batch_key: ClassVar[str]
-    """The argument with the requests of one rank's batch."""
-
-    @property
-    def target(self) -> Target | VllmTarget: ...
-    def choose_sizes(self) -> tuple[SizesT, Budget]:
-        """Return the sizes that fit, and the memory they take."""
-
-    def arguments(self, sizes: SizesT, budget: Budget) -> Arguments:
-        """Return the engine's arguments with the user's own; their reasons quote the memory."""
-
-    def left_by_own(self, arguments: Arguments) -> Budget:
-        """Return the memory after the user's own arguments have replaced the planner's, or refuse too little."""
-
-    def environment(self, sizes: SizesT) -> tuple[EnvironmentVariable, ...]: ...
-    def unset_environment(self, chosen: Iterable[EnvironmentVariable]) -> tuple[EnvironmentVariable, ...]: ...
-    def limits(self, sizes: SizesT, arguments: Arguments) -> EngineLimits: ...
-    def deployment(self, arguments: Arguments, environment: Iterable[EnvironmentVariable]) -> DeploymentT:
-        """Return the plan as the rules look at it."""
-
-    def violations(self, deployment: DeploymentT, sizes: SizesT) -> Iterator[tuple[Rule, Violation]]: ...
-    def facts(self, deployment: DeploymentT) -> dict[str, Any]:
-        """Return the layout, and the fields of a plan that only this engine has."""
-
-
-def _plan_on_gpus(engine: _Engine[SizesT, DeploymentT]) -> Plan:
-    target = engine.target
-    sizes, budget = engine.choose_sizes()
-    arguments = engine.arguments(sizes, budget)
+def _plan_on_gpus(engine: TrtllmEngine | VllmEngine) -> Plan:
+    target, workload, budget = engine.target, engine.sizes.workload, engine.budget
+    arguments = engine.arguments(budget)
     if target.request.overrides:  # the reasons quote the memory that is left in the end
         budget = engine.left_by_own(arguments)
-        arguments = engine.arguments(sizes, budget)
-    environment = engine.environment(sizes)
-    triton, unsampled = backend_settings(target, sizes.workload, budget, engine.limits(sizes, arguments), arguments.own)
-    deployment = dataclasses.replace(
-        engine.deployment(arguments, environment),
+        arguments = engine.arguments(budget)
+    triton, unsampled = backend_settings(target, workload, budget, engine.limits(arguments), arguments.own)
+    deployment, found, facts = engine.judged(
+        arguments,
         triton={setting.key.removeprefix("triton_config."): setting.value for setting in triton},
-        held_requests=budget.concurrent_requests(sizes.workload.isl or 0, sizes.workload.osl or 0),
+        held_requests=budget.concurrent_requests(workload.isl or 0, workload.osl or 0),
     )
-    found = list(engine.violations(deployment, sizes))
     refuse(found)
-    facts = engine.facts(deployment)
     return Plan(
         request=target.request,
         variant=target.variant,
         engine=target.engine,
         settings=(*arguments.settings, *triton),
         canonical=deployment.settings,
-        environment=environment,
+        environment=engine.environment,
         files=arguments.files,
-        unset_environment=engine.unset_environment(environment),
+        unset_environment=engine.unset_environment,
         num_nodes=target.num_nodes,
         gpu=target.gpu,
         checkpoint=target.checkpoint,
         profile=target.profile,
         budget=budget,
-        workload=sizes.workload,
+        workload=workload,
         max_concurrency=deployment.get(engine.batch_key) * facts["layout"].attention_dp_size,
         host_memory=host_memory_to_prefetch(target.checkpoint) + facts.get("shared_memory", 0),
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Budget
@@ -22,7 +23,7 @@ from deepseek_triton_build.data.spelling import canonical, spell
 from deepseek_triton_build.planning.backend_settings import Arguments, EngineLimits, refuse_misfit, with_own_arguments
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.planning.trtllm_settings import choose_environment, choose_settings, unset_environment
-from deepseek_triton_build.planning.trtllm_sizes import Sizes, choose_sizes
+from deepseek_triton_build.planning.trtllm_sizes import Sizes
 from deepseek_triton_build.rules import violations
 from deepseek_triton_build.rules.moe import BALANCER, shared_expert_bytes
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
@@ -84,17 +85,20 @@ _NOT_BY_HAND = {
 
 @dataclass(frozen=True)
 class TrtllmEngine:
-    """TensorRT-LLM's part of a plan. The protocol in plan.py says what each method is for."""
+    """TensorRT-LLM's part of a plan; VllmEngine is the other one."""
 
     target: Target
+    sizes: Sizes
+    """The sizes that fit."""
+    budget: Budget
+    """The memory that they take."""
     batch_key: ClassVar[str] = "max_batch_size"
+    """The argument with the requests of one rank's batch."""
 
-    def choose_sizes(self) -> tuple[Sizes, Budget]:
-        return choose_sizes(self.target)
-
-    def arguments(self, sizes: Sizes, budget: Budget) -> Arguments:
+    def arguments(self, budget: Budget) -> Arguments:
+        """Return the engine's arguments with the user's own; their reasons quote the memory."""
         release = self.target.release
-        chosen = choose_settings(self.target, sizes, budget)
+        chosen = choose_settings(self.target, self.sizes, budget)
         spelled, omitted = _for_release(release, chosen)
         settings, own = with_own_arguments(self.target.request, spelled, lambda *item: _check(release, *item))
         _refuse_sections_without_kind(release, {setting.key for setting in settings})
@@ -111,19 +115,21 @@ class TrtllmEngine:
             omissions=omitted,
         )
 
-    def environment(self, sizes: Sizes) -> tuple[EnvironmentVariable, ...]:
-        return choose_environment(self.target, sizes)
+    @cached_property
+    def environment(self) -> tuple[EnvironmentVariable, ...]:
+        return choose_environment(self.target, self.sizes)
 
-    def unset_environment(self, chosen: Iterable[EnvironmentVariable]) -> tuple[EnvironmentVariable, ...]:
-        return unset_environment(self.target, chosen)
+    @property
+    def unset_environment(self) -> tuple[EnvironmentVariable, ...]:
+        return unset_environment(self.target, self.environment)
 
-    def limits(self, sizes: Sizes, arguments: Arguments) -> EngineLimits:
+    def limits(self, arguments: Arguments) -> EngineLimits:
         release = self.target.release
         llm_args = {setting.key: setting.value for setting in arguments.settings}
         honoured, sampler = honoured_fields(release, llm_args), sampler_of(release, llm_args)
         return EngineLimits(
-            batch=sizes.max_batch_size,
-            longest=sizes.max_seq_len,
+            batch=self.sizes.max_batch_size,
+            longest=self.sizes.max_seq_len,
             within="max_seq_len; the scheduler reserves prompt + max_tokens for each",
             why_left_out=lambda name: "" if name in honoured else f"the {sampler} of {release.version} ignores {name}",
             warmup=(
@@ -134,8 +140,10 @@ class TrtllmEngine:
             ),
         )
 
-    def deployment(self, arguments: Arguments, environment: Iterable[EnvironmentVariable]) -> Deployment:
-        target = self.target
+    def _deployment(self, arguments: Arguments, **more: Any) -> Deployment:
+        target, workload = self.target, self.target.request.workload
+        # A length may be planned for though none was asked for; a generation server gets no prompts.
+        is_known = workload.isl is not None or target.takes_over
         return Deployment(
             settings=arguments.canonical,
             release=target.release,
@@ -143,14 +151,20 @@ class TrtllmEngine:
             architecture=target.architecture,
             checkpoint=target.checkpoint,
             gpu=target.gpu,
-            environment={variable.name: variable.value for variable in environment},
-            isl=target.request.workload.isl,
-            concurrency=target.request.workload.concurrency,
+            environment={variable.name: variable.value for variable in self.environment},
+            isl=workload.isl,
+            assumed_isl=None if is_known else self.sizes.workload.isl,
+            concurrency=workload.concurrency,
             takes_over=target.takes_over,
+            **more,
         )
 
     def left_by_own(self, arguments: Arguments) -> Budget:
-        left = self.deployment(arguments, ()).budget()
+        """Return the memory after the user's own arguments have replaced the planner's.
+
+        :raises RefusedPlanError: when it is too little.
+        """
+        left = self._deployment(arguments).budget()
         assert left is not None  # a target knows its GPU and its weights
         if left.kv_tokens < LEAST_KV_TOKENS:
             raise RefusedPlanError(
@@ -161,19 +175,26 @@ class TrtllmEngine:
             )
         return left
 
-    def violations(self, deployment: Deployment, sizes: Sizes) -> Iterator[tuple[Rule, Violation]]:
-        # A length may be planned for though none was asked for; a generation server gets no prompts.
-        is_known = deployment.isl is not None or deployment.takes_over
-        return violations(replace(deployment, assumed_isl=None if is_known else sizes.workload.isl))
+    def judged(
+        self, arguments: Arguments, **more: Any
+    ) -> tuple[Deployment, list[tuple[Rule, Violation]], dict[str, Any]]:
+        """Return the plan as the rules look at it, the rules that it breaks, its layout and the fields of a plan that
+        only this engine has.
 
-    def facts(self, deployment: Deployment) -> dict[str, Any]:
-        return {
-            "release": self.target.release,
-            "recipe": self.target.recipe,
-            "layout": deployment.layout,
-            "has_fp8_kv": deployment.has_fp8_kv,
-            "shared_memory": shared_expert_bytes(deployment),
-        }
+        :param more: fields of the deployment that the engine has no part in.
+        """
+        deployment = self._deployment(arguments, **more)
+        return (
+            deployment,
+            list(violations(deployment)),
+            {
+                "release": self.target.release,
+                "recipe": self.target.recipe,
+                "layout": deployment.layout,
+                "has_fp8_kv": deployment.has_fp8_kv,
+                "shared_memory": shared_expert_bytes(deployment),
+            },
+        )
 
 
 def _for_release(release: Release, chosen: Mapping[str, Setting]) -> tuple[tuple[Setting, ...], tuple[Omission, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,7 +19,6 @@ from deepseek_triton_build.planning.vllm_sizes import (
     LATENCY_TOKENS,
     PROMPT_HEAVY_TOKENS,
     VllmSizes,
-    choose_vllm_sizes,
     is_prompt_heavy,
     vllm_deployment,
 )
@@ -57,16 +56,16 @@ _SHORT, _LONG, _MOST = 64, 1024, 64
 
 @dataclass(frozen=True)
 class VllmEngine:
-    """vLLM's part of a plan. The protocol in plan.py says what each method is for."""
+    """vLLM's part of a plan; each method is as TrtllmEngine's."""
 
     target: VllmTarget
+    sizes: VllmSizes
+    budget: Budget
     batch_key: ClassVar[str] = "max_num_seqs"
+    environment: ClassVar[tuple[EnvironmentVariable, ...]] = _ENVIRONMENT
 
-    def choose_sizes(self) -> tuple[VllmSizes, Budget]:
-        return choose_vllm_sizes(self.target)
-
-    def arguments(self, sizes: VllmSizes, budget: Budget) -> Arguments:
-        target = self.target
+    def arguments(self, budget: Budget) -> Arguments:
+        target, sizes = self.target, self.sizes
         reason = (
             "lets requests have a priority; those without keep their order. It costs a heap for the waiting requests"
         )
@@ -82,10 +81,8 @@ class VllmEngine:
         settings, own = with_own_arguments(target.request, chosen, lambda key, value: _check(target.vllm, key, value))
         return Arguments(settings=settings, own=own, canonical={setting.key: setting.value for setting in settings})
 
-    def environment(self, sizes: VllmSizes) -> tuple[EnvironmentVariable, ...]:
-        return _ENVIRONMENT
-
-    def unset_environment(self, chosen: Iterable[EnvironmentVariable]) -> tuple[EnvironmentVariable, ...]:
+    @property
+    def unset_environment(self) -> tuple[EnvironmentVariable, ...]:
         target = self.target
         if target.is_rehearsal:
             return ()
@@ -106,7 +103,7 @@ class VllmEngine:
             rows.append(EnvironmentVariable("VLLM_USE_DEEP_GEMM", "1", reason, source=f"{_LOST}; vLLM vllm/envs.py"))
         return tuple(rows)
 
-    def limits(self, sizes: VllmSizes, arguments: Arguments) -> EngineLimits:
+    def limits(self, arguments: Arguments) -> EngineLimits:
         canonical, version = arguments.canonical, self.target.vllm.version
         drafts = canonical.get("speculative_config.num_speculative_tokens")
         refused = self.target.vllm.limits.get("speculative_config", {}).get("refuses", ()) if drafts else ()
@@ -125,13 +122,13 @@ class VllmEngine:
             ),
         )
 
-    def deployment(self, arguments: Arguments, environment: Iterable[EnvironmentVariable]) -> VllmDeployment:
+    def _deployment(self, arguments: Arguments, **more: Any) -> VllmDeployment:
         asked = self.target.request.workload
         deployment = vllm_deployment(self.target, arguments.canonical)
-        return replace(deployment, isl=asked.isl, concurrency=asked.concurrency)
+        return replace(deployment, isl=asked.isl, concurrency=asked.concurrency, **more)
 
     def left_by_own(self, arguments: Arguments) -> Budget:
-        deployment = self.deployment(arguments, ())
+        deployment = self._deployment(arguments)
         left = deployment.budget()
         assert left is not None  # a target knows its GPU and its weights
         longest = deployment.get("max_model_len")
@@ -144,11 +141,11 @@ class VllmEngine:
             )
         return left
 
-    def violations(self, deployment: VllmDeployment, sizes: VllmSizes) -> Iterator[tuple[Rule, Violation]]:
-        return vllm_violations(deployment)
-
-    def facts(self, deployment: VllmDeployment) -> dict[str, Any]:
-        return {"vllm": self.target.vllm, "layout": self.target.layout}
+    def judged(
+        self, arguments: Arguments, **more: Any
+    ) -> tuple[VllmDeployment, list[tuple[Rule, Violation]], dict[str, Any]]:
+        deployment = self._deployment(arguments, **more)
+        return deployment, list(vllm_violations(deployment)), {"vllm": self.target.vllm, "layout": self.target.layout}
 
 
 def _model(target: VllmTarget) -> Iterator[Setting]:
