@@ -307,6 +307,15 @@ def test_a_process_that_does_not_stop_is_ended_by_a_second_signal():
 
 
 @pytest.mark.slow
+def test_a_signal_that_came_before_the_command_reaches_it_all_the_same():
+    script = "import os, signal\nfrom deepseek_triton_tools.host.lifecycle import CommandBeside, Stop\n"
+    script += "with Stop() as stop:\n os.kill(os.getpid(), signal.SIGTERM)\n stop.event.wait()\n"
+    script += " print(CommandBeside(['sleep', '1000'], stop).exit_code())"
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    assert done.stdout == "143\n"
+
+
+@pytest.mark.slow
 def test_a_hold_ends_with_0_and_takes_its_ready_file_along(folder, tmp_path, manager):
     ready = tmp_path / "ready"
     ready.write_text("of an earlier run")

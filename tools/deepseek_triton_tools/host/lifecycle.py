@@ -24,13 +24,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """A context in which a signal sets `event`, or is passed to `forward` where that is set. Without `forward`, a
-    second signal ends the process. Enter it in the main thread.
+    """A context in which a signal sets `event`, or goes where `pass_on` said. Without that, a second signal ends the
+    process. Enter it in the main thread.
     """
 
     def __init__(self) -> None:
         self.event = threading.Event()
-        self.forward: Callable[[int], object] | None = None
+        self._forward: Callable[[int], object] | None = None
+        self._lock = threading.Lock()
         self._first: int | None = None
         self._handled = 0
 
@@ -58,9 +59,17 @@ class Stop:
         signal.set_wakeup_fd(self._wakeup_before)
         self._writer.close()  # ends the thread, which closes the other one
 
+    def pass_on(self, forward: Callable[[int], object] | None) -> None:
+        """Have signals passed to `forward` from now on, beginning with one that has set `event`."""
+        with self._lock:
+            self._forward = forward
+            missed = self._first if self.event.is_set() else None
+        if forward is not None and missed is not None:
+            forward(missed)
+
     def _take(self, signum: int, _: FrameType | None) -> None:
         self._handled += 1
-        if self._handled > 1 and self.forward is None:
+        if self._handled > 1 and self._forward is None:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
 
@@ -70,11 +79,14 @@ class Stop:
                 signum = number[0]
                 if signum not in self._before:
                     continue
-                self._first = self._first or signum
-                if (forward := self.forward) is not None:
+                # Under the lock, a signal is either in `event` when `pass_on` looks, or goes to `forward`.
+                with self._lock:
+                    self._first = self._first or signum
+                    forward = self._forward
+                    if forward is None:
+                        self.event.set()
+                if forward is not None:
                     forward(signum)
-                else:
-                    self.event.set()
 
 
 class ReadyFile:
@@ -186,7 +198,8 @@ class CommandBeside:
             process.wait()
             stop.event.set()
 
-        stop.forward = forward
+        # The command may have begun, and a signal may have come, before this line is reached.
+        stop.pass_on(forward)
         threading.Thread(target=wait, name="then", daemon=True).start()
 
     def exit_code(self) -> int:

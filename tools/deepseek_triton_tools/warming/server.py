@@ -211,14 +211,11 @@ def warm_server(options: ServerWarmOptions) -> int:
 async def _until_stopped(work: Coroutine[Any, Any, None], stop: Stop) -> None:
     """Run `work`. A signal cancels it, and asyncio.CancelledError is raised when the open requests have ended."""
     task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
-    stop.forward = lambda _: loop.call_soon_threadsafe(task.cancel)
-    # The signal may have come before `forward` was set.
-    if stop.event.is_set():
-        task.cancel()
+    stop.pass_on(lambda _: loop.call_soon_threadsafe(task.cancel))
     try:
         await task
     finally:
-        stop.forward = None
+        stop.pass_on(None)
 
 
 async def _warm(options: ServerWarmOptions, line: StatusLine, result: ServerWarmResult) -> None:
