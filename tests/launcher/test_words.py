@@ -15,6 +15,7 @@ from deepseek_launcher.command import is_turned_off, option, seconds
 from deepseek_launcher.processes import how_ended
 from deepseek_launcher.rank import ended_line, event_line, mpi_rank, mpi_size, parse_event
 from deepseek_launcher.world import PHASES, World, cause_of, lost_node_of, phase_of, rank_of
+from deepseek_triton_tools.doctor.mpi import AS_ROOT
 from deepseek_triton_tools.server import waiting
 
 NAMES_HERE = {
@@ -128,7 +129,6 @@ def test_causes():
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
 def test_causes_in_what_mpirun_says():
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     causes = {
         "-n 4000 true": "the hosts have fewer slots than 4000 ranks, as in node1:8",
         "-n 1 no-such-program": "mpirun can't find no-such-program",
@@ -136,7 +136,7 @@ def test_causes_in_what_mpirun_says():
     }
     for arguments, cause in causes.items():
         command = ["mpirun", *arguments.split()]
-        done = subprocess.run(command, env=os.environ | allowed, capture_output=True, text=True)
+        done = subprocess.run(command, env=os.environ | AS_ROOT, capture_output=True, text=True)
         assert [found for found in map(cause_of, (done.stdout + done.stderr).splitlines()) if found] == [cause]
 
 

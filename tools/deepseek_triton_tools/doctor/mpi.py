@@ -20,7 +20,7 @@ from deepseek_triton_tools.doctor.machine import Done, Machine
 from deepseek_triton_tools.doctor.software import version_numbers
 
 _DEADLINE_S = 5
-AS_ROOT = {"OMPI_ALLOW_RUNAS_ROOT": "1", "OMPI_ALLOW_RUNAS_ROOT_CONFIRM": "1"}
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _RANK = "from mpi4py import MPI; w = MPI.COMM_WORLD; print('hello', w.rank, w.size, flush=True)"
 _CHILD = "from mpi4py import MPI; MPI.Comm.Get_parent().Disconnect()"
 _SPAWN = (
