@@ -89,11 +89,13 @@ class Running:
     def end(self) -> None:
         """Kill it, if it runs. The processes that it started on the hosts stay."""
         if not self.ended:
-            child = _only_child(self._process.pid)
-            if child:
+            if child := _only_child(self._process.pid):
+                # nsenter has to reap it: a host whose dead nobody reaps does not end. A stopped program stops nsenter.
                 os.kill(child, signal.SIGKILL)
-            self._process.kill()
-            self._process.wait()
+                self._process.send_signal(signal.SIGCONT)
+            else:
+                self._process.kill()
+            self._process.wait(PATIENCE_S)
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ def _host(name: str, address: str, folder: Path) -> Iterator[Host]:
         child = None if process.poll() is not None else _only_child(process.pid)
         if child:
             os.kill(child, signal.SIGKILL)  # the kernel then ends all other processes of the host
-        process.wait()
+        process.wait(PATIENCE_S)
 
 
 def _connect(hosts: list[Host]) -> None:

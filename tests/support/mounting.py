@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.waiting import PATIENCE_S
 
 NOBODY = 65534
 
@@ -48,6 +52,9 @@ def as_nobody(ask: Callable[[], Any], *, prepare: Callable[[], None] | None = No
     if not child:
         _answer(ask, prepare, writing)
     os.close(writing)
+    # A child of a process with threads can stand still at a lock that one of them held.
+    if not select.select([reading], [], [], PATIENCE_S)[0]:
+        os.kill(child, signal.SIGKILL)
     with open(reading) as file:
         answer = file.read()
     os.waitpid(child, 0)

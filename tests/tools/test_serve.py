@@ -24,7 +24,7 @@ from deepseek_triton_tools.server.server_process import ServeOptions, ServerProc
 from deepseek_triton_tools.tool_errors import PortError, RepositoryError, ServerFailedError, ToolError
 from support.commands import run_command
 from support.supervising import name_of
-from support.waiting import clients_leave, wait_for
+from support.waiting import PATIENCE_S, clients_leave, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -98,23 +98,26 @@ def arguments_of(pid):
 
 
 class Serving:
-    """`serve` in a process of its own; its stdout is read line by line, its stderr and the server's log are files."""
+    """`serve` in a process of its own; its stdout, its stderr and the server's log are files."""
 
     def __init__(self, folder, repository, exit_timeout_secs):
-        self.repository, self.log, self.stderr = repository, folder / "server.log", folder / "stderr"
+        self.repository, self.log = repository, folder / "server.log"
+        self.stdout, self.stderr = folder / "stdout", folder / "stderr"
         ports = ["--http-port", "auto", "--grpc-port", "auto", "--metrics-port", "auto"]
         options = [*ports, "--log-file", str(self.log), "--exit-timeout", str(exit_timeout_secs)]
         command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "serve", str(repository), *options]
-        with self.stderr.open("wb") as stderr:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        with self.stdout.open("wb") as stdout, self.stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
 
     def lines_until_ready(self):
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line.rstrip("\n"))
-            if line.startswith("try it: "):
-                return lines
-        pytest.fail(f"it ended before it was ready: {lines}")
+        wait_for(
+            lambda: "try it: " in self.stdout.read_text() or self.process.poll() is not None, self.stderr.read_text
+        )
+        assert "try it: " in self.stdout.read_text(), self.stderr.read_text()
+        return self.stdout.read_text().splitlines()
+
+    def wait(self):
+        return self.process.wait(PATIENCE_S)
 
     def children(self):
         return [pid for pid in processes(self.repository) if pid != self.process.pid]
@@ -228,7 +231,7 @@ def test_sigterm_reaches_the_server_and_its_exit_code_comes_back(repository, sta
     clients_leave()
     serving.process.send_signal(signal.SIGTERM)
     assert answer.json()["text_output"] == "The capital of France is"
-    assert serving.process.wait() == 0
+    assert serving.wait() == 0
     assert serving.has_logged("Signal (15) received.")
     assert serving.has_logged("finalizing")
     assert serving.children() == []
@@ -239,7 +242,7 @@ def test_launch_stop_knows_it(repository, start):
     serving.lines_until_ready()
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "stop", str(repository)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith(": stopped\n")
-    assert serving.process.wait() == 0
+    assert serving.wait() == 0
 
 
 def test_nothing_outlives_a_serve_that_was_killed(repository, start):
@@ -265,7 +268,7 @@ def test_a_signal_while_loading_ends_it(tmp_path, start):
     serving = start(write_model(tmp_path / "repository", model=LOADS_FOR_EVER))
     wait_for(lambda: serving.has_logged('"loading"'))
     serving.process.send_signal(signal.SIGINT)
-    assert serving.process.wait() == 128 + signal.SIGINT
+    assert serving.wait() == 128 + signal.SIGINT
     assert processes(tmp_path) == []
 
 
@@ -276,7 +279,7 @@ def test_a_second_signal_kills(tmp_path, start):
     serving.process.send_signal(signal.SIGTERM)
     wait_for(lambda: serving.has_logged("Signal (15) received."))
     serving.process.send_signal(signal.SIGTERM)
-    assert serving.process.wait() == 128 + signal.SIGKILL
+    assert serving.wait() == 128 + signal.SIGKILL
     assert processes(tmp_path) == []
 
 
@@ -294,7 +297,7 @@ def test_a_server_whose_client_keeps_a_grpc_stream_ends_all_the_same(repository,
         client.async_stream_infer("echo", [text])
         assert (answers.get(timeout=60) is None) == (tensor == "text_input")
         serving.process.send_signal(signal.SIGTERM)
-        assert serving.process.wait() == 128 + signal.SIGKILL
+        assert serving.wait() == 128 + signal.SIGKILL
     assert "tritonserver had not ended 16 s after the stop and was killed; " in serving.stderr.read_text()
     assert processes(repository) == []
 
@@ -304,7 +307,7 @@ def test_a_server_that_is_killed_is_a_failure_with_its_code(repository, start):
     serving.lines_until_ready()
     (server,) = (pid for pid in triton_processes(repository) if name_of(pid) == "tritonserver")
     os.kill(server, signal.SIGKILL)
-    assert serving.process.wait() == 128 + signal.SIGKILL
+    assert serving.wait() == 128 + signal.SIGKILL
     assert "ended by signal 9; was memory short?" in serving.stderr.read_text()
     assert serving.children() == []
 
