@@ -131,6 +131,9 @@ _REFUSED = {
     "previous_response_id": NO_STATE,
     "conversation": NO_STATE,
     "prompt": "this gateway keeps no prompt templates: send the text as input and instructions",
+}
+"""Field -> why it is refused. Only null asks for nothing: an empty id is a mistake of whoever wanted state."""
+_REFUSED_UNLESS_EMPTY = {
     "background": "a response ends with its connection here: nothing goes on in the background",
     "background_options": "a response ends with its connection here: nothing goes on in the background",
     "context_management": "the conversation is never shortened here",
@@ -138,7 +141,7 @@ _REFUSED = {
     "access_programs": "there are none here",
     "image": "the model reads text only",
 }
-"""Field -> why it is refused. False and what is empty ask for nothing."""
+"""Field -> why it is refused. False and what is empty ask for nothing, and clients send both unasked."""
 _OWN_WORDS = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -218,8 +221,8 @@ def in_own_words(error: OpenAIError) -> OpenAIError:
 
 def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Return (the JSON of the chat request that asks the same, the fields that the response repeats)."""
-    for name, reason in _REFUSED.items():
-        if given.get(name):
+    for name, reason in (_REFUSED | _REFUSED_UNLESS_EMPTY).items():
+        if given.get(name) or (name in _REFUSED and name in given):
             raise invalid(f"{name}: {reason}.", param=name, code="unsupported_parameter")
     if given.get("truncation", "disabled") != "disabled":
         message = "truncation: expected disabled, because the conversation is never shortened here."
@@ -230,7 +233,7 @@ def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str
             raise invalid(f"{name}: this is a field of chat completions. {hint}", param=name, code="unknown_parameter")
     if "input" not in given:
         raise invalid("input: expected a text or a list of items, got nothing.", param="input")
-    own = _OURS | _WITHOUT_EFFECT | _REFUSED.keys()
+    own = _OURS | _WITHOUT_EFFECT | _REFUSED_UNLESS_EMPTY.keys()
     chat: dict[str, object] = {name: value for name, value in given.items() if name not in own}
     if "max_output_tokens" in chat:
         chat["max_completion_tokens"] = chat.pop("max_output_tokens")
