@@ -9,7 +9,7 @@ from starlette.routing import Route
 from deepseek_triton_tools.gateway.application import page_routes
 from deepseek_triton_tools.gateway.fleet_member import FleetServer
 from deepseek_triton_tools.gateway.observers import CONTENT_TYPE, GatewayMetrics, HandledRequest
-from deepseek_triton_tools.gateway.routing import Load
+from deepseek_triton_tools.gateway.triton_call import Load
 from support.asgi_server import serving_app
 from support.browser import CHROMIUM, Browser
 

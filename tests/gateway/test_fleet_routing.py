@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.routing import (
+from deepseek_triton_tools.gateway.triton_call import (
     FREE_SEQUENCES,
     MOST_LOAD,
+    Call,
     Load,
     affinity_key,
     choose,
     estimated_load,
     less_loaded,
 )
-from deepseek_triton_tools.gateway.triton_call import Call
 
 
 @dataclass

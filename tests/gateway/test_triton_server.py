@@ -13,8 +13,7 @@ import uvloop
 from deepseek_backend.service import STOPPING
 from deepseek_triton_tools.gateway import triton_server
 from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
-from deepseek_triton_tools.gateway.triton_connection import ConnectionFailed, connect, request_head
-from deepseek_triton_tools.gateway.triton_server import TritonServer
+from deepseek_triton_tools.gateway.triton_server import ConnectionFailed, TritonServer, connect, request_head
 from support.raw_triton import RawTriton, Wire, answer, event, refusal
 from support.waiting import PATIENCE_S
 

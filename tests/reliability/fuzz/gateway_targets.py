@@ -32,7 +32,7 @@ from deepseek_triton_tools.gateway.tool_call_parser import (
     ToolCallParser,
 )
 from deepseek_triton_tools.gateway.triton_call import EventReader, UpstreamError, error_of_status, outputs_of
-from deepseek_triton_tools.gateway.triton_connection import ConnectionFailed, TritonConnection
+from deepseek_triton_tools.gateway.triton_server import ConnectionFailed, TritonConnection
 from deepseek_triton_tools.tool_errors import ToolError
 from gateway.scripted_triton import ScriptedTriton, gateway_of
 from reliability.fuzz.mutation import cuts

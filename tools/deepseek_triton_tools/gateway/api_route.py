@@ -21,7 +21,7 @@ from deepseek_triton_tools.gateway.observers import HandledRequest, begin_record
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError, invalid
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 from deepseek_triton_tools.gateway.triton_call import UpstreamError
-from deepseek_triton_tools.gateway.triton_connection import within
+from deepseek_triton_tools.gateway.triton_server import within
 
 Headers = Iterable[tuple[bytes, bytes]]
 JSON = b"application/json"

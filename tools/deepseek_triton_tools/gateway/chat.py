@@ -20,7 +20,6 @@ from deepseek_triton_tools.gateway.openai_answers import (
     give,
     response_identity,
 )
-from deepseek_triton_tools.gateway.routing import affinity_key
 from deepseek_triton_tools.gateway.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,
@@ -28,7 +27,7 @@ from deepseek_triton_tools.gateway.tool_call_parser import (
     TextPiece,
     ToolCallParser,
 )
-from deepseek_triton_tools.gateway.triton_call import Part
+from deepseek_triton_tools.gateway.triton_call import Part, affinity_key
 
 _encode = msgspec.json.encode
 

@@ -36,8 +36,7 @@ from deepseek_triton_tools.gateway.openai_fields import (
     token_ids,
     wrong,
 )
-from deepseek_triton_tools.gateway.routing import affinity_key
-from deepseek_triton_tools.gateway.triton_call import Part
+from deepseek_triton_tools.gateway.triton_call import Part, affinity_key
 
 COMPLETION_FIELDS = frozenset(
     {

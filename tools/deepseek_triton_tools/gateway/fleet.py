@@ -12,7 +12,6 @@ from contextlib import aclosing
 from urllib.parse import urlsplit
 
 from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer, ModelIdentity
-from deepseek_triton_tools.gateway.routing import choose, estimated_load
 from deepseek_triton_tools.gateway.settings import (
     GatewaySettings,
     ModelSettings,
@@ -22,7 +21,7 @@ from deepseek_triton_tools.gateway.settings import (
     parse_source,
 )
 from deepseek_triton_tools.gateway.shared_generation import Role, generate_shared, is_shareable
-from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
+from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError, choose, estimated_load
 from deepseek_triton_tools.gateway.triton_server import TritonServer
 
 MOST_SERVERS = 3

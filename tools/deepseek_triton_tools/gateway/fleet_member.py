@@ -17,11 +17,9 @@ from uuid import uuid4
 
 import msgspec
 
-from deepseek_triton_tools.gateway.routing import Load
 from deepseek_triton_tools.gateway.shared_generation import Role
-from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
-from deepseek_triton_tools.gateway.triton_connection import within
-from deepseek_triton_tools.gateway.triton_server import TritonServer
+from deepseek_triton_tools.gateway.triton_call import Call, Load, UpstreamError
+from deepseek_triton_tools.gateway.triton_server import TritonServer, within
 
 CHECK_PERIOD_S = 2.0
 """Between two checks of a server that is up. The backend publishes its load once a second."""

@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import structs
 
-from deepseek_triton_tools.gateway.routing import prompt_tokens
-from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
+from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError, prompt_tokens
 
 Role: TypeAlias = Literal["context", "generation"]
 """The part of a request that a server does. Without context servers, generation servers do all of it."""
