@@ -102,16 +102,16 @@ class Profile:
         same_size = [recipe for recipe in usable if num_gpus is None or recipe.num_gpus in (None, num_gpus)]
         same_size.sort(key=lambda recipe: num_gpus is not None and recipe.num_gpus != num_gpus)
         if asked != ANY_WORKLOAD:
-            same_size.sort(key=lambda recipe: _distance(recipe.workload, asked))
+
+            def distance(recipe: Recipe) -> tuple[bool, bool, int]:
+                """Recipes that agree in most values, then those for a concurrency that was not asked for, last those
+                that contradict."""
+                agreement = recipe.workload.agreement(asked)
+                says_more = recipe.workload.concurrency is not None and asked.concurrency is None
+                return agreement is None, says_more, -(agreement or 0)
+
+            same_size.sort(key=distance)
         return next(iter((*same_size, *usable)), None)
-
-
-def _distance(published: Workload, asked: Workload) -> tuple[bool, bool, int]:
-    """Return a sort key: recipes that agree with `asked` come first, those in most values before others; then recipes
-    for a concurrency that was not asked for; last those that contradict `asked`."""
-    agreement = published.agreement(asked)
-    says_more = published.concurrency is not None and asked.concurrency is None
-    return agreement is None, says_more, -(agreement or 0)
 
 
 PROFILES = (

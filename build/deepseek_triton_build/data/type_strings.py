@@ -46,7 +46,9 @@ def in_words(spelled: str) -> str:
 def _fits_one(value: Any, part: str) -> bool:
     name, bounds = _bounded(part)
     if bounds:
-        return _SIMPLE[name](value) and _within(value, bounds)
+        low, _, high = bounds.partition("..")
+        is_within = _SIMPLE[name](value) and (not low or value >= _number(low))
+        return is_within and (not high or value <= _number(high))
     if part in _SIMPLE:
         return _SIMPLE[part](value)
     if part.startswith("Literal["):
@@ -66,11 +68,6 @@ def _bounded(part: str) -> tuple[str, str]:
     return (name, bounds) if ".." in bounds else (part, "")
 
 
-def _within(value: float, bounds: str) -> bool:
-    low, _, high = bounds.partition("..")
-    return (not low or value >= _number(low)) and (not high or value <= _number(high))
-
-
 def _number(text: str) -> float:
     return int(text) if text.lstrip("-").isdecimal() else float(text)  # a float can't hold 2^64 - 1 exactly
 
@@ -83,16 +80,12 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_float(value: Any) -> bool:
-    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
-
-
 _SIMPLE: Mapping[str, Callable[[Any], bool]] = {
     "None": lambda value: value is None,
     "bool": lambda value: isinstance(value, bool),
     "true": lambda value: value is True,
     "int": _is_int,
-    "float": _is_float,
+    "float": lambda value: _is_int(value) or (isinstance(value, float) and math.isfinite(value)),
     "str": lambda value: isinstance(value, str),
     "dict": lambda value: isinstance(value, dict),
 }

@@ -174,7 +174,12 @@ def resolve_model(request: PlanRequest) -> PlannedModel:
     :raises RefusedPlanError: for what does not go together under any settings.
     """
     variant = find_variant(request.variant)
-    _refuse_numbers(request)
+    for name, value in dataclasses.asdict(request.workload).items():
+        if value is not None and value < 1:
+            said = f"{name} {value}: expected a whole number from 1"
+            raise RefusedPlanError(said, suggestion={"workload": Workload()})
+    if request.mtp is not None and request.mtp < 0:
+        raise RefusedPlanError(f"mtp {request.mtp}: expected a whole number from 0", suggestion={"mtp": 0})
     if request.gpu is None:
         raise RefusedPlanError(
             f"{variant.name} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)",
@@ -241,15 +246,6 @@ def refuse(found: Iterable[tuple[Rule, Violation]]) -> None:
     if errors:
         causes = "; ".join(f"{violation.message} [{rule.code}: {rule.source}]" for rule, violation in errors)
         raise RefusedPlanError(causes, fix="; ".join(dict.fromkeys(violation.fix for _, violation in errors)))
-
-
-def _refuse_numbers(request: PlanRequest) -> None:
-    for name, value in dataclasses.asdict(request.workload).items():
-        if value is not None and value < 1:
-            said = f"{name} {value}: expected a whole number from 1"
-            raise RefusedPlanError(said, suggestion={"workload": Workload()})
-    if request.mtp is not None and request.mtp < 0:
-        raise RefusedPlanError(f"mtp {request.mtp}: expected a whole number from 0", suggestion={"mtp": 0})
 
 
 def _profile(request: PlanRequest, variant: Variant) -> Profile:

@@ -101,7 +101,13 @@ class TrtllmEngine:
         chosen = choose_settings(self.target, self.sizes, budget)
         spelled, omitted = _for_release(release, chosen)
         settings, own = with_own_arguments(self.target.request, spelled, lambda *item: _check(release, *item))
-        _refuse_sections_without_kind(release, {setting.key for setting in settings})
+        keys = {setting.key for setting in settings}
+        for section in {key.partition(".")[0] for key in keys if "." in key}:
+            field = release.find_key(section)
+            # Without the key that says the section's kind, the engine can't read the others.
+            if field is not None and field.discriminator and f"{section}.{field.discriminator}" not in keys:
+                by_option = ", or use --mtp N, which sets both" if section == "speculative_config" else ""
+                raise RefusedPlanError(f"{section} also needs {section}.{field.discriminator}; set it{by_option}")
         files: tuple[SettingsFile, ...] = ()
         if any(setting.value == _BALANCER_FILE for setting in settings):
             rows = tuple(setting for key, setting in chosen.items() if key.startswith(f"{BALANCER}."))
@@ -243,15 +249,6 @@ def _drop_guided_decoding(release: Release, written: dict[str, Setting], omitted
         return
     setting = written.pop("guided_decoding_backend")
     omitted.append(Omission(key=setting.key, value=setting.value, reason=reason))
-
-
-def _refuse_sections_without_kind(release: Release, written: Iterable[str]) -> None:
-    """Refuse a section without the key that says its kind: the engine can't read the other keys then."""
-    for section in {key.partition(".")[0] for key in written if "." in key}:
-        found = release.find_key(section)
-        if found is not None and found.discriminator and f"{section}.{found.discriminator}" not in written:
-            by_option = ", or use --mtp N, which sets both" if section == "speculative_config" else ""
-            raise RefusedPlanError(f"{section} also needs {section}.{found.discriminator}; set it{by_option}")
 
 
 def _check(release: Release, key: str, value: Any) -> Iterable[str]:

@@ -83,7 +83,15 @@ def choose_settings(target: Target, sizes: Sizes, budget: Budget) -> dict[str, S
         *_kv_transfer(target, sizes, recipe),
         *(setting for setting in output if setting.key not in recipe),
     )
-    without = _contradicted(sizes)
+    # Beginnings of keys of a recipe -> whether they go with the sizes.
+    goes = {
+        "attention_dp_config.": sizes.layout.attention_dp,
+        "cuda_graph_config.batch_sizes": sizes.graph_sizes,
+        "speculative_config.": sizes.num_draft_tokens,
+        "moe_config.load_balancer.": sizes.moe_backend == WIDE_EP,
+        "moe_config.max_num_tokens": sizes.moe_max_num_tokens is not None,
+    }
+    without = tuple(start for start, is_right in goes.items() if not is_right)
     chosen = {key: setting for key, setting in recipe.items() if not key.startswith(without)}
     explained = _EXPLAINED_BY_KERNEL
     layout, value = sizes.layout, target.recipe.value
@@ -104,18 +112,6 @@ def choose_settings(target: Target, sizes: Sizes, budget: Budget) -> dict[str, S
         for setting in computed
         if setting.key not in chosen or chosen[setting.key].value != setting.value or setting.key in explained
     }
-
-
-def _contradicted(sizes: Sizes) -> tuple[str, ...]:
-    """Return the beginnings of those keys of a recipe that don't go with the sizes."""
-    goes = {
-        "attention_dp_config.": sizes.layout.attention_dp,
-        "cuda_graph_config.batch_sizes": sizes.graph_sizes,
-        "speculative_config.": sizes.num_draft_tokens,
-        "moe_config.load_balancer.": sizes.moe_backend == WIDE_EP,
-        "moe_config.max_num_tokens": sizes.moe_max_num_tokens is not None,
-    }
-    return tuple(start for start, is_right in goes.items() if not is_right)
 
 
 def _model(target: Target) -> Iterator[Setting]:

@@ -276,7 +276,13 @@ def _check(vllm: VllmVersion, key: str, value: Any) -> tuple[str, ...]:
         name, dot, below = key.partition(".")
         holder = None if name in vllm.sections else vllm.find(name)
         if not dot or holder is None or not fits({below: value}, holder.type):
-            raise RefusedPlanError(f"vLLM {vllm.version} has no argument {key}{_hint(vllm, key)}")
+            section, gone = key.rpartition(".")[0], vllm.moved_arguments.get(key)
+            rows = vllm.sections.get(section)
+            near = nearest_name(key, [f"{section}.{name}" for name in rows] if rows is not None else vllm.arguments)
+            hint = f"; did you mean {near}?" if near else ""
+            if gone is not None:
+                hint = f"; it has {gone.by}" if gone.by else f": {gone.why}"
+            raise RefusedPlanError(f"vLLM {vllm.version} has no argument {key}{hint}")
         return ()
     refuse_misfit(key, value, argument.type)
     if key in _NUMBERS and (value is None or value < 1):
@@ -284,13 +290,3 @@ def _check(vllm: VllmVersion, key: str, value: Any) -> tuple[str, ...]:
             f"{key}: expected a whole number from 1, as other settings are computed from it, got {short_repr(value)}"
         )
     return ()
-
-
-def _hint(vllm: VllmVersion, key: str) -> str:
-    moved = vllm.moved_arguments.get(key)
-    if moved is not None:
-        return f"; it has {moved.by}" if moved.by else f": {moved.why}"
-    section = key.rpartition(".")[0]
-    known = [f"{section}.{name}" for name in vllm.sections[section]] if section in vllm.sections else vllm.arguments
-    near = nearest_name(key, known)
-    return f"; did you mean {near}?" if near else ""

@@ -166,16 +166,11 @@ def _llm_arguments(plan: Plan) -> list[Setting]:
     ]
 
 
-def _arguments(worker: _Worker) -> list[Setting]:
-    settings = _llm_arguments(worker.plan)
-    if worker.publishes and not any(row.key == "kv_cache_config.event_buffer_max_size" for row in settings):
-        reason = "without a buffer the engine makes no KV events, and a smaller one overflows under load"
-        source = "ai-dynamo/dynamo PR 10300"
-        settings.append(Setting("kv_cache_config.event_buffer_max_size", 100_000, reason, source=source))
-    return settings
-
-
 def _config_map_values(worker: _Worker, shared: _Shared, stamp: str) -> dict[str, Any]:
+    settings, buffer = _llm_arguments(worker.plan), "kv_cache_config.event_buffer_max_size"
+    if worker.publishes and not any(row.key == buffer for row in settings):
+        reason = "without a buffer the engine makes no KV events, and a smaller one overflows under load"
+        settings.append(Setting(buffer, 100_000, reason, source="ai-dynamo/dynamo PR 10300"))
     files: list[str] = []
     for file in worker.plan.files:
         text = textwrap.indent(settings_file_text(file, stamp=stamp), "  ")
@@ -184,7 +179,7 @@ def _config_map_values(worker: _Worker, shared: _Shared, stamp: str) -> dict[str
         "stamp": f"# {stamp}",
         "mismatch": dynamo_mismatch(worker.plan),
         "engine": worker.engine_of(shared.name),
-        "arguments": yaml_lines(_arguments(worker)),
+        "arguments": yaml_lines(settings),
         "files": files,
     }
 

@@ -94,7 +94,12 @@ def plan_upgrade(folder: Path, now: Sequence[File], *, keep: Keep = "yours") -> 
     :raises OutputError: when something that the owner has added is in the way of a file that is written.
     """
     generated = {file.path.as_posix(): file for file in now}
-    origins = _origins(folder)
+    # Path -> the checksum of the file as it was generated, and its text where the manifest has it.
+    origins: dict[str, tuple[str, bytes | None]] = {}
+    for prefix, path in manifests_of(folder):  # of a pair, those of the sides come last and know more
+        record = read_manifest(path)
+        for name, checksum in recorded_checksums(record).items():
+            origins[prefix + name] = (checksum, unpacked_text(record, name))
     ours = {*origins, *generated}
     present = present_paths(folder, ours)
     files = [
@@ -112,16 +117,6 @@ def plan_upgrade(folder: Path, now: Sequence[File], *, keep: Keep = "yours") -> 
     if blocked:
         raise OutputError(f"{folder}: {first_names(blocked)} is in the way of a file that is generated; move it away")
     return upgrade
-
-
-def _origins(folder: Path) -> dict[str, tuple[str, bytes | None]]:
-    """Return the checksum of each file as it was generated, and its text where the manifest has it."""
-    origins: dict[str, tuple[str, bytes | None]] = {}
-    for prefix, path in manifests_of(folder):  # of a pair, those of the sides come last and know more
-        record = read_manifest(path)
-        for name, checksum in recorded_checksums(record).items():
-            origins[prefix + name] = (checksum, unpacked_text(record, name))
-    return origins
 
 
 def _upgraded(

@@ -34,8 +34,12 @@ _Row = tuple[Sequence[str], Setting]
 
 
 def _section(rows: list[_Row], notes: Mapping[str, int], indent: str) -> Iterator[str]:
+    # In the order of first use, so that no section is opened twice: parsers take the last one without a word.
+    named: dict[str, list[_Row]] = {}
+    for (name, *rest), setting in rows:
+        named.setdefault(name, []).append((rest, setting))
     above = ""
-    for name, members in _by_name(rows):
+    for name, members in named.items():
         if any(path for path, _ in members):
             yield f"{indent}{name}:"
             yield from _section(members, notes, indent + "  ")
@@ -46,14 +50,6 @@ def _section(rows: list[_Row], notes: Mapping[str, int], indent: str) -> Iterato
             yield from comment_lines(setting.comment_with(notes), indent)
             above = setting.comment
         yield from _entry(name, setting.value, indent)
-
-
-def _by_name(rows: list[_Row]) -> Iterable[tuple[str, list[_Row]]]:
-    """Group the rows of a section by their next name, in the order of first use, so that no section is opened twice."""
-    named: dict[str, list[_Row]] = {}
-    for (name, *rest), setting in rows:
-        named.setdefault(name, []).append((rest, setting))
-    return named.items()
 
 
 def _entry(name: str, value: Any, indent: str) -> Iterator[str]:

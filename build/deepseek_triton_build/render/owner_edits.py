@@ -63,8 +63,7 @@ def present_paths(output: Path, generated: Set[str]) -> dict[str, Path]:
 
 
 def _folders_of(names: Set[str]) -> set[str]:
-    folders = {PurePosixPath(name).parent for name in names}
-    return {above.as_posix() for folder in folders for above in (*folder.parents, folder)}
+    return {above.as_posix() for name in names for above in PurePosixPath(name).parents}
 
 
 def _entries(output: Path) -> Iterator[tuple[str, Path]]:

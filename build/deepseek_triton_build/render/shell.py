@@ -26,7 +26,6 @@ from deepseek_triton_build.data.planned_settings import (
     HUB_FAMILY,
     OF_ONE_NODE,
     SURROUNDINGS,
-    EnvironmentVariable,
     is_for_every_rank,
 )
 from deepseek_triton_build.data.releases import Release
@@ -102,18 +101,14 @@ def script_values(plan: Plan, stamp: str, script: str) -> dict[str, Any]:
     That is said, because the user need not have set it: TensorRT-LLM's own image has a PYTORCH_CUDA_ALLOC_CONF
     (docker/Dockerfile.multi@00f74add).
     """
-    return {"stamp": f"# {stamp}", "script": script, "exports": _exports(plan.environment)}
-
-
-def _exports(environment: Iterable[EnvironmentVariable]) -> list[str]:
     lines: list[str] = []
-    for variable in environment:
+    for variable in plan.environment:
         name, value = variable.name, quoted(variable.value)
         export = f'export {name}="${{{name}:-{value}}}"'
         if value != variable.value:  # no quote is safe inside "${...}"
             export = f'[[ -n "${{{name}:-}}" ]] || export {name}={value}'
         lines += [*comment_lines(variable.comment), export, f"keeps {name} {value}"]
-    return lines
+    return {"stamp": f"# {stamp}", "script": script, "exports": lines}
 
 
 def quoted(value: Any) -> str:

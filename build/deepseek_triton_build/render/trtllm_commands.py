@@ -47,15 +47,20 @@ def arguments(plan: Plan, program: str) -> TrtllmArguments:
     A section in the YAML replaces everything that flags say about that section, so all settings of such a section go
     into the YAML (update_llm_args_with_extra_dict in TensorRT-LLM's llm_args.py).
     """
-    settings = llm_arguments(plan)
-    flags = {setting.key: _flag(plan, program, setting) for setting in settings}
+    settings, release = llm_arguments(plan), shell.release_of(plan).version
+    flags: dict[str, str | None] = {}
+    for setting in settings:
+        keys = list(canonical({setting.key: setting.value}, release))
+        # A switch can only turn something on. Where trust_remote_code is one, it is off by default.
+        has_flag = len(keys) == 1 and (setting.value is not False or setting.key == "trust_remote_code")
+        flags[setting.key] = flag_name(program, keys[0]) if has_flag else None
     sections = {_section(setting) for setting in settings if flags[setting.key] is None} - {None}
     given: list[shell.Flag] = []
     rest: list[Setting] = []
     for setting in settings:
         flag = flags[setting.key]
         if setting.key == "model" or (flag and setting.key == "trust_remote_code" and not setting.value):
-            continue  # the script itself names the model; where trust_remote_code is a flag, it is off by default
+            continue  # the script itself names the model
         if flag is None or _section(setting) in sections:
             rest.append(setting)
         else:
@@ -63,13 +68,6 @@ def arguments(plan: Plan, program: str) -> TrtllmArguments:
             given.append(shell.Flag(words, setting.comment))
     model = next(str(setting.value) for setting in settings if setting.key == "model")
     return TrtllmArguments(model=model, flags=tuple(given), yaml=tuple(rest))
-
-
-def _flag(plan: Plan, program: str, setting: Setting) -> str | None:
-    """Return the flag that sets `setting`; None when there is none. A switch can only turn something on."""
-    keys = canonical({setting.key: setting.value}, shell.release_of(plan).version)
-    flag = flag_name(program, next(iter(keys))) if len(keys) == 1 else None
-    return None if setting.value is False and setting.key != "trust_remote_code" else flag
 
 
 def _section(setting: Setting) -> str | None:

@@ -9,9 +9,9 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from deepseek_triton_build import DISAGGREGATED, DisaggregatedRequest, Plan, PlanRequest, Workload, make_plan
 from deepseek_triton_build.catalog import (
@@ -62,8 +62,7 @@ class OptionError(ToolError):
         super().__init__(message, exit_code=2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Named:
+class _Named(NamedTuple):
     """The meaning of the VARIANT that was given."""
 
     variant: str
@@ -340,11 +339,11 @@ def _brief(text: str) -> str:
 def _named(given: str) -> _Named:
     """Find the variant by its name or a checkpoint's. Raises OptionError for a path or an unknown Hugging Face name."""
     if given.lower() in variants():
-        return _Named(variant=given.lower())
+        return _Named(given.lower())
     if os.path.isdir(given) or is_path(given):
         raise OptionError(_about_folder(given))
     if "/" not in given:
-        return _Named(variant=given)  # the planner names the nearest
+        return _Named(given)  # the planner names the nearest
     found = variant_of_model(given)
     if found is None:
         published = [variant for variant in variants().values() if not variant.model]
@@ -359,7 +358,7 @@ def _named(given: str) -> _Named:
             f"unknown Hugging Face name {_brief(given)!r}: {hint}{known}" + copy * ("deepseek" in given.lower())
         )
     variant, checkpoint = found
-    return _Named(variant=variant.name, precision=checkpoint.precision, model=given)
+    return _Named(variant.name, checkpoint.precision, given)
 
 
 def _about_folder(given: str) -> str:

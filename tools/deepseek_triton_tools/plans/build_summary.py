@@ -77,8 +77,7 @@ def build(
         backup = write_quant_config(change)
         changes.append(change.summary + (f"; as it was: {backup}" if backup else ""))
 
-    before = None if change is None else change_checkpoint
-    is_replaced = write_folder(files, output, force=force, before=before)
+    is_replaced = write_folder(files, output, force=force, before=None if change is None else change_checkpoint)
     with to_reader():
         if as_json:
             start = FORMATS[format].start

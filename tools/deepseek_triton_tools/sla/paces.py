@@ -179,7 +179,17 @@ class SiliconPaces:
                 "grid": GRID,
             }
             for layout, table in zip(missing, self._ask(question)["tables"], strict=True):
-                _keep(places[layout], table)
+                place = places[layout]
+                try:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise ToolError(
+                        f"{place.parent} can't be made: {error.strerror}; XDG_CACHE_HOME names another cache"
+                    ) from error
+                with whole_file(place) as file:  # the grid is the same for all, and would be most of a file
+                    json.dump(
+                        {key: rows for key, rows in table.items() if key not in GRID}, file, separators=(",", ":")
+                    )
         tables: dict[ServerLayout, Json | str] = {}
         for layout, place in places.items():
             try:
@@ -205,17 +215,6 @@ class SiliconPaces:
             raise InstallationError(f"{self.python} can't ask AIConfigurator: {last}; make it: {HOW_TO_INSTALL}")
         answer: Json = json.loads(done.stdout)
         return answer
-
-
-def _keep(place: Path, table: Json) -> None:
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ToolError(
-            f"{place.parent} can't be made: {error.strerror}; XDG_CACHE_HOME names another cache"
-        ) from error
-    with whole_file(place) as file:
-        json.dump({name: value for name, value in table.items() if name not in GRID}, file, separators=(",", ":"))
 
 
 def check_pace(place: Path) -> None:
