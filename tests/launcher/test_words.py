@@ -68,7 +68,7 @@ PHASES_OF_LINES = [
 
 def test_phases_of_real_lines():
     found = {line: phase_of(line) for line, _ in PHASES_OF_LINES}
-    assert {line: None if at is None else PHASES[at].name for line, at in found.items()} == dict(PHASES_OF_LINES)
+    assert {line: None if at is None else PHASES[at][0] for line, at in found.items()} == dict(PHASES_OF_LINES)
     for line, phase in PHASES_OF_LINES:
         waited = next((its for its, pattern in waiting._PHASES if pattern.search(line)), None)
         assert waited is None or phase in NAMES_HERE.get(waited, {waited}), line

@@ -22,108 +22,70 @@ from deepseek_launcher.launch_tag import LAUNCH_VARIABLE
 from deepseek_launcher.processes import how_ended
 from deepseek_launcher.rank import parse_event
 
-
-@dataclass(frozen=True)
-class Phase:
-    """A phase of a start. Some phases come twice, before and after the engine's memory profile."""
-
-    name: str
-    pattern: re.Pattern[str]
-    source: str
-    """File or program that writes the line."""
-
-
-def _phase(name: str, pattern: str, source: str) -> Phase:
-    return Phase(name, re.compile(pattern), source)
-
-
-_TRTLLM = "TensorRT-LLM tensorrt_llm"
-_VLLM = "vLLM vllm"
-
 STARTED = "starting"
 """Name of the phase before the first one of PHASES."""
 
-PHASES = (
-    _phase("starting tritonserver", r"Pinned memory pool is created|Unable to allocate pinned", "triton core"),
-    _phase("importing the engine", r"deepseek_backend INFO: loading ", "model.py of this repository"),
-    _phase("importing the engine", r"TensorRT-LLM version: ", f"{_TRTLLM}/__init__.py"),
-    _phase("starting the workers", r"rank \d+ using Mpi\w+Session|mpi_rank: \d+", f"{_TRTLLM}/llmapi/mpi_session.py"),
-    _phase("starting the workers", r"Refreshed the MPI local session", "TensorRT-LLM cpp/tensorrt_llm/runtime/utils"),
-    _phase("building the model", r"PyTorchConfig\(|ATTENTION RUNTIME FEATURES", f"{_TRTLLM}/_torch/pyexecutor"),
-    _phase(
-        "prefetching the checkpoint",
-        r"Prefetching [\d.]+ ?GB checkpoint files",
-        f"{_TRTLLM}/_torch/models/checkpoints/hf/weight_loader.py",
-    ),
-    _phase("allocating weights", r"Use [\d.]+ GB for model weights", f"{_TRTLLM}/_torch/pyexecutor/model_engine.py"),
-    _phase(
-        "loading weights",
-        r"Loading (?:safetensors |bin )?weights(?: in parallel| concurrently)?\b",
-        f"{_TRTLLM}/_torch/models/checkpoints/hf/weight_loader.py, modeling_utils.py",
-    ),
-    _phase("weights are loaded", r"Model init total -- ", f"{_TRTLLM}/_torch/pyexecutor/model_loader.py"),
-    _phase(
-        "KV cache",
-        r"for max tokens in paged KV cache|Estimated max memory in KV cache",
-        "TensorRT-LLM cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp, _torch/pyexecutor/_util.py",
-    ),
-    _phase(
-        "autotuning kernels",
-        r"Running autotuner warmup|\[Autotuner\]:? Autotuning process starts",
-        f"{_TRTLLM}/_torch/pyexecutor/model_engine.py, _torch/autotuner.py",
-    ),
-    _phase("compiling", r"Run(?:ning)? torch\.compile warmup", f"{_TRTLLM}/_torch/pyexecutor/model_engine.py"),
-    _phase(
-        "CUDA graphs",
-        r"Creating CUDA graph instances|Run generation only CUDA graph warmup",
-        f"{_TRTLLM}/_torch/pyexecutor/model_engine.py",
-    ),
-    _phase(
-        "memory profile",
-        r"Peak memory during memory usage profiling|Setting PyTorch memory fraction",
-        f"{_TRTLLM}/_torch/pyexecutor/_util.py",
-    ),
-    _phase("starting the workers", r"Initializing a V1 LLM engine|Started DP Coordinator", f"{_VLLM}/v1/engine"),
-    _phase("building the model", r"Starting to load model |Loading model from scratch", f"{_VLLM}/v1/worker"),
-    _phase("prefetching the checkpoint", r"Prefetching checkpoint files", f"{_VLLM}/model_executor/model_loader"),
-    _phase(
-        "loading weights",
-        r"Loading (?:safetensors|pt|bin) checkpoint shards",
-        f"{_VLLM}/model_executor/model_loader/weight_utils.py",
-    ),
-    _phase("weights are loaded", r"Model loading took \S+ GiB", f"{_VLLM}/v1/worker/gpu_model_runner.py"),
-    _phase(
-        "compiling",
-        r"for vLLM's torch\.compile|Dynamo bytecode transform time|Compiling a graph for|Compile and warming up model",
-        f"{_VLLM}/compilation/backends.py, v1/worker/gpu_worker.py",
-    ),
-    _phase(
-        "memory profile",
-        r"Initial profiling/warmup run took|Profiling CUDA graph memory",
-        f"{_VLLM}/compilation/monitor.py, v1/worker/gpu_model_runner.py",
-    ),
-    _phase(
-        "KV cache",
-        r"Available KV cache memory|GPU KV cache size",
-        f"{_VLLM}/v1/worker/gpu_worker.py, v1/core/kv_cache_utils.py",
-    ),
-    _phase("CUDA graphs", r"Capturing CUDA graphs|Graph capturing finished", f"{_VLLM}/v1/worker"),
-    _phase("serving the leader", r"deepseek_backend INFO: rank \d+ works for rank 0", "model.py of this repository"),
-    _phase("engine is loaded", r"deepseek_backend INFO: (?:TensorRT-LLM|vLLM) \S+ has loaded ", "the engines here"),
-    _phase("warm-up", r"deepseek_backend (?:INFO|WARNING): warm-up", "engine_warmup.py of this repository"),
-    _phase("model is ready", r"deepseek_backend INFO: .+ is ready after ", "model.py of this repository"),
-    _phase("opening ports", r"Started (?:GRPCInferenceService|HTTPService|Metrics Service) at", "triton server"),
+# Paths without a project are TensorRT-LLM's, below tensorrt_llm/, or vLLM's, below vllm/.
+PHASES = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        # Triton's core.
+        ("starting tritonserver", r"Pinned memory pool is created|Unable to allocate pinned"),
+        # model.py of this repository.
+        ("importing the engine", r"deepseek_backend INFO: loading "),
+        # TensorRT-LLM: __init__.py, llmapi/mpi_session.py, cpp/tensorrt_llm/runtime/utils.
+        ("importing the engine", r"TensorRT-LLM version: "),
+        ("starting the workers", r"rank \d+ using Mpi\w+Session|mpi_rank: \d+"),
+        ("starting the workers", r"Refreshed the MPI local session"),
+        # _torch/pyexecutor; _torch/models/checkpoints/hf/weight_loader.py; _torch/pyexecutor/model_engine.py.
+        ("building the model", r"PyTorchConfig\(|ATTENTION RUNTIME FEATURES"),
+        ("prefetching the checkpoint", r"Prefetching [\d.]+ ?GB checkpoint files"),
+        ("allocating weights", r"Use [\d.]+ GB for model weights"),
+        # weight_loader.py and modeling_utils.py; _torch/pyexecutor/model_loader.py.
+        ("loading weights", r"Loading (?:safetensors |bin )?weights(?: in parallel| concurrently)?\b"),
+        ("weights are loaded", r"Model init total -- "),
+        # cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp, _torch/pyexecutor/_util.py.
+        ("KV cache", r"for max tokens in paged KV cache|Estimated max memory in KV cache"),
+        # _torch/pyexecutor/model_engine.py, and _torch/autotuner.py.
+        ("autotuning kernels", r"Running autotuner warmup|\[Autotuner\]:? Autotuning process starts"),
+        ("compiling", r"Run(?:ning)? torch\.compile warmup"),
+        ("CUDA graphs", r"Creating CUDA graph instances|Run generation only CUDA graph warmup"),
+        # _torch/pyexecutor/_util.py.
+        ("memory profile", r"Peak memory during memory usage profiling|Setting PyTorch memory fraction"),
+        # vLLM: v1/engine, v1/worker, model_executor/model_loader, its weight_utils.py, v1/worker/gpu_model_runner.py.
+        ("starting the workers", r"Initializing a V1 LLM engine|Started DP Coordinator"),
+        ("building the model", r"Starting to load model |Loading model from scratch"),
+        ("prefetching the checkpoint", r"Prefetching checkpoint files"),
+        ("loading weights", r"Loading (?:safetensors|pt|bin) checkpoint shards"),
+        ("weights are loaded", r"Model loading took \S+ GiB"),
+        # compilation/backends.py, v1/worker/gpu_worker.py.
+        (
+            "compiling",
+            r"for vLLM's torch\.compile|Dynamo bytecode transform time|"
+            r"Compiling a graph for|Compile and warming up model",
+        ),
+        # compilation/monitor.py, v1/worker/gpu_model_runner.py; gpu_worker.py, v1/core/kv_cache_utils.py; v1/worker.
+        ("memory profile", r"Initial profiling/warmup run took|Profiling CUDA graph memory"),
+        ("KV cache", r"Available KV cache memory|GPU KV cache size"),
+        ("CUDA graphs", r"Capturing CUDA graphs|Graph capturing finished"),
+        # model.py, the engines and engine_warmup.py of this repository; Triton's servers.
+        ("serving the leader", r"deepseek_backend INFO: rank \d+ works for rank 0"),
+        ("engine is loaded", r"deepseek_backend INFO: (?:TensorRT-LLM|vLLM) \S+ has loaded "),
+        ("warm-up", r"deepseek_backend (?:INFO|WARNING): warm-up"),
+        ("model is ready", r"deepseek_backend INFO: .+ is ready after "),
+        ("opening ports", r"Started (?:GRPCInferenceService|HTTPService|Metrics Service) at"),
+    )
 )
-"""The phases in the order of a start."""
+"""Name and first line of the phases, in the order of a start. Some come twice, before and after the memory profile."""
 
 
 def phase_of(line: str) -> int | None:
     """Return the index in PHASES of the phase that begins with this line; None when no phase does."""
-    return next((number for number, phase in enumerate(PHASES) if phase.pattern.search(line)), None)
+    return next((number for number, (_, pattern) in enumerate(PHASES) if pattern.search(line)), None)
 
 
+# A line with the prefix of `mpirun --tag-output` or of `srun --label`.
 _TAG = re.compile(r"^\s*(?:\[\d+,(?P<mpirun>\d{1,6})\]<\w+>:|(?P<srun>\d{1,6}): ?)\s?(?P<rest>.*)$", re.DOTALL)
-"""A line with the prefix of `mpirun --tag-output` or of `srun --label`."""
 _RANK = re.compile(r"\[RANK (\d{1,6})\]")
 
 
@@ -172,11 +134,11 @@ _CAUSES = tuple(
     )
 )
 _LONGEST_CAUSE = 300
+# vLLM's words (vllm/v1/engine/utils.py, vllm/v1/executor/multiproc_executor.py) when another process has failed: that
+# one has logged the cause before.
 _POINTS_ELSEWHERE = re.compile(r"See (?:root cause above|stack trace for root cause)")
-"""vLLM's words (vllm/v1/engine/utils.py, vllm/v1/executor/multiproc_executor.py) when another process has failed: that
-one has logged the cause before."""
+# Open MPI 4.1, help-errmgr-base.txt, "node-died".
 _LOST_NODE = re.compile(r"^\s*Remote daemon: \S+ on node (\S+)")
-"""Open MPI 4.1, help-errmgr-base.txt, "node-died"."""
 
 
 def lost_node_of(line: str) -> str | None:
@@ -195,11 +157,11 @@ def cause_of(line: str) -> str | None:
     return None
 
 
+# Seconds that the `ended` event of a rank may be late.
 _EVENT_WITHIN_S = 2
-"""Seconds that the `ended` event of a rank may be late."""
 _NAMED_RANKS = 8
+# Characters of a line that are searched for a phase: the engine names it at the beginning.
 _READ_CHARACTERS = 4096
-"""Characters of a line that are searched for a phase: the engine names it at the beginning."""
 
 
 @dataclass
@@ -263,8 +225,8 @@ class World:
             if (number := phase_of(line)) is not None:
                 rank = self._ranks[rank_of(line, len(self._ranks))]
                 rank.furthest = max(rank.furthest, number)
-                if rank.phase != PHASES[number].name:
-                    rank.phase, rank.phase_since_s = PHASES[number].name, time.monotonic()
+                if rank.phase != PHASES[number][0]:
+                    rank.phase, rank.phase_since_s = PHASES[number][0], time.monotonic()
             return None
 
     def _take_event(self, facts: dict[str, Any]) -> Rank | None:
