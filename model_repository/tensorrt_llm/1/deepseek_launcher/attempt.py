@@ -45,8 +45,8 @@ from deepseek_launcher.server_watch import LEAVE_S, PATIENCE_S, ServerHealth, St
 from deepseek_launcher.world import Rank, World, cause_of, lost_node_of
 
 _LONGEST_DELAY_S = 60
+# An attempt that was ready for this long sets the count of restarts back to zero.
 _PROVEN_S = 600
-"""An attempt that was ready for this long sets the count of restarts back to zero."""
 
 
 class End(Enum):
@@ -213,20 +213,19 @@ class Supervision:
 
 
 DEADLINE_CODE = 4
+# Pauses of the main loop while loading and when ready. A signal or the command's end wakes it up at once.
 _TICK_S = 0.2
 _READY_TICK_S = 0.5
-"""Pauses of the main loop while loading and when ready. A signal or the command's end wakes it up at once."""
 _PROGRESS_EVERY_S = 15
+# Seconds that the MPI launcher gets to pass on the signal that ends every rank.
 _RANKS_END_S = 5
-"""Seconds that the MPI launcher gets to pass on the signal that ends every rank."""
+# Seconds that the command gets to end by itself when a stub has gone: the backend's guard ends tritonserver at once.
 _STUB_GRACE_S = 2
-"""Seconds that the command gets to end by itself when a stub has gone: the backend's guard ends tritonserver at
-once."""
+# Number of health checks without an answer after which the server counts as not ready.
 _MISSES = 3
-"""Number of health checks without an answer after which the server counts as not ready."""
 _TAIL_LINES = 400
+# Characters that are kept of a line.
 _TAIL_CHARACTERS = 4096
-"""Characters that are kept of a line."""
 _LAST_OUTPUT_S = 0.5
 
 

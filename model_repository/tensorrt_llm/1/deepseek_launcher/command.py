@@ -43,8 +43,8 @@ def seconds(command: Sequence[str], name: str, default: float) -> float:
 
 
 INDEX = "model.safetensors.index.json"
+# Only the size of a larger file is hashed, such as weights that lie in the repository.
 _WHOLE_FILE_BYTES = 4 << 20
-"""Only the size of a larger file is hashed, such as weights that lie in the repository."""
 _MODEL = re.compile(r"""^model:\s*(?:"([^"]+)"|'([^']+)'|([^\s#]+))""", re.MULTILINE)
 
 

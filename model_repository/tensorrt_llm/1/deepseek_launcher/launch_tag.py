@@ -147,8 +147,8 @@ def remove_shared_memory(launch: str) -> None:
             region.unlink()
 
 
+# Name of the process, as ps shows it.
 _GUARD_NAME = "launch_guard"
-"""Name of the process, as ps shows it."""
 _DISMISSAL = b"."
 
 

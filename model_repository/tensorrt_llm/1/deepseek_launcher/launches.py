@@ -184,8 +184,8 @@ def _check_owner(folder: Path) -> None:
 
 
 ORPHANED = "no supervisor"
+# Seconds on top of the supervisor's own patience, after which it still kills, reaps and removes.
 _MARGIN_S = 15
-"""Seconds on top of the supervisor's own patience, after which it still kills, reaps and removes."""
 _TICK_S = 0.1
 
 

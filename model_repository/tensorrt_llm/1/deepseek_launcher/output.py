@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 
 _TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err|diag)>:")
 _BEGUN_TAG = re.compile(rb"\[[\d,]{0,24}(?:\](?:<(?:s[a-z]{0,6}>?)?)?)?\Z")
+# A progress bar ends its lines with a \r. Where the \r is the last byte so far, a \n may still belong to it.
 _END = re.compile(rb"\r\n|\r(?!\Z)|\n")
-"""A progress bar ends its lines with a \\r. Where the \\r is the last byte so far, a \\n may still belong to it."""
 _LONGEST_LINE = 1 << 20
 
 
@@ -130,8 +130,8 @@ class Lines:
 
 _KEPT_BYTES = 8 << 20
 _CHUNK = 65536
+# Seconds without input after which an unfinished line is passed on.
 _IDLE_S = 1
-"""Seconds without input after which an unfinished line is passed on."""
 _LAST_MESSAGE_S = 2.0
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -170,6 +170,9 @@ KILLED_CODE = 128 + signal.SIGKILL
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+# Program that asks the kernel to kill it when its parent dies (prctl's PR_SET_PDEATHSIG, which an exec keeps), and then
+# becomes the command. It is a program of its own because no Python code is safe between fork and exec in a process that
+# has threads.
 _GUARDED_EXEC = """\
 import ctypes, os, signal, sys
 if ctypes.CDLL(None, use_errno=True).prctl(1, ctypes.c_ulong(signal.SIGKILL)):
@@ -182,21 +185,18 @@ except OSError as error:
     print(f"deepseek-triton: {sys.argv[2]} can't be started: {error.strerror}", file=sys.stderr)
     sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 """
-"""Program that asks the kernel to kill it when its parent dies (prctl's PR_SET_PDEATHSIG, which an exec keeps), and
-then becomes the command. It is a program of its own because no Python code is safe between fork and exec in a process
-that has threads."""
 
+# Signals that a command gets with their default action. Python ignores SIGPIPE and SIGXFSZ; nohup ignores SIGHUP, which
+# this process obeys for the command.
 _DEFAULT_SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD),
 )
-"""Signals that a command gets with their default action. Python ignores SIGPIPE and SIGXFSZ; nohup ignores SIGHUP,
-which this process obeys for the command."""
+# sys.executable is empty where there is no PATH.
 _PYTHON = sys.executable or os.readlink("/proc/self/exe")
-"""sys.executable is empty where there is no PATH."""
 
+# Process number -> child that was started here and is not reaped yet. Only the main thread starts and reaps.
 _own: dict[int, ChildProcess] = {}
-"""Process number -> child that was started here and is not reaped yet. Only the main thread starts and reaps."""
 
 
 class ChildProcess:
@@ -284,9 +284,9 @@ does the same, but a script's background job ignores SIGQUIT."""
 ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that ask for an orderly stop, in which tritonserver finishes its open requests."""
 
+# A repeated signal within one second is ignored: timeout(1), a terminal, a launcher and Slurm may each pass on the same
+# stop request. Nobody presses Ctrl-C twice within a second to ask for two different things.
 _SAME_REQUEST_S = 1.0
-"""A repeated signal within one second is ignored: timeout(1), a terminal, a launcher and Slurm may each pass on the
-same stop request. Nobody presses Ctrl-C twice within a second to ask for two different things."""
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 

@@ -103,8 +103,8 @@ def parse_event(text: str, launch: str) -> dict[str, Any] | None:
 
 
 _RANK = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+# PMIx gives the size by a call, not by a variable; Slurm and Open MPI set their own variables beside it.
 _SIZE = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""PMIx gives the size by a call, not by a variable; Slurm and Open MPI set their own variables beside it."""
 
 
 def mpi_rank(environment: Mapping[str, str]) -> int:
@@ -120,19 +120,19 @@ def _first_number(environment: Mapping[str, str], names: tuple[str, ...], defaul
     return next((int(value) for value in found if value.isdecimal()), default)
 
 
+# A signal that nothing else sends.
 _PARENT_DIED = signal.SIGRTMIN + 3
-"""A signal that nothing else sends."""
 _ALIVE_EVERY_S = 15
+# Seconds for which `alive` events are sent. A rank does not learn when the model is ready; the longest load seen took
+# one hour.
 _ALIVE_FOR_S = 2 * 3600
-"""Seconds for which `alive` events are sent. A rank does not learn when the model is ready; the longest load seen took
-one hour."""
+# Pause of rank 0 between two looks at its tritonserver.
 _TICK_S = 0.5
-"""Pause of rank 0 between two looks at its tritonserver."""
+# Pause of the other ranks, which look at nothing. Every rank wakes up for a signal or the end of a child.
 _OTHERS_TICK_S = 2.0
-"""Pause of the other ranks, which look at nothing. Every rank wakes up for a signal or the end of a child."""
+# Seconds that a failed rank stays. As soon as a rank has gone unexpectedly, mpirun passes on no output until it has
+# ended the others.
 _LINGER_S = 1.5
-"""Seconds that a failed rank stays. As soon as a rank has gone unexpectedly, mpirun passes on no output until it has
-ended the others."""
 
 
 def rank(command: Sequence[str]) -> int:

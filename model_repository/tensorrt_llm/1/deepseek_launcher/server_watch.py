@@ -26,9 +26,9 @@ server."""
 
 _OFTEN_FOR_S = 30
 _SEARCH_EVERY_S = 2
+# trtllm-llmapi-launch starts tritonserver in a second or two. One that ends at once, because of a wrong option, may
+# never be seen.
 _APPEARS_WITHIN_S = 60
-"""trtllm-llmapi-launch starts tritonserver in a second or two. One that ends at once, because of a wrong option, may
-never be seen."""
 _CRASHED_LOOKS = 2
 _CRASH_GRACE_S = 2
 _END_GRACE_S = 60

@@ -15,8 +15,8 @@ from deepseek_launcher.attempt import Attempt, End, Restarts, Supervision
 from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, LaunchTag, SupervisorGuard, given_launch_id
 from deepseek_launcher.options import RunOptions, UsageError
 
+# Seconds to wait before a restart until the ports of the last attempt are free.
 _PORTS_FREE_S = 30
-"""Seconds to wait before a restart until the ports of the last attempt are free."""
 
 
 def check_free(host: str, ports: Mapping[str, int]) -> None:
