@@ -23,7 +23,7 @@ UNUSABLE = {
     '{"temperature": NaN}': "temperature: expected a number",
     '{"temperature": -5}': "temperature: expected a number",
     '{"top_k": 2.5}': "top_k: expected a whole number",
-    '{"top_p": 7}': "top_p: expected a number from 0 to 1, found 7",
+    '{"top_p": 7}': "top_p: expected a number >= 0 and <= 1, found 7",
     '{"repetition_penalty": -1}': "repetition_penalty: expected a number",
 }
 

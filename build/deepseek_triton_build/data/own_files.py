@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from functools import cache
 from pathlib import Path
@@ -48,13 +48,14 @@ def version_dir() -> Path:
 
 
 @cache
+def backend_module(name: str) -> ModuleType:
+    """Return a module of the backend that needs nothing but the standard library."""
+    # The backend is no installed package: it lies beside model.py, from where Triton runs it.
+    if (place := str(version_dir())) not in sys.path:
+        sys.path.append(place)
+    return importlib.import_module(f"deepseek_backend.{name}")
+
+
 def contract() -> ModuleType:
-    """Return the backend's contract.py as a module. It is loaded alone: the generator never imports the backend."""
-    path = version_dir() / "deepseek_backend" / "contract.py"
-    spec = importlib.util.spec_from_file_location("deepseek_triton_build._contract", path)
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(f"{path}: can't be loaded")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module there
-    spec.loader.exec_module(module)
-    return module
+    """Return the backend's contract.py: the names, types and ranges of the wire."""
+    return backend_module("contract")

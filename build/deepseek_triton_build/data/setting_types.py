@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from deepseek_triton_build.data import type_strings
-from deepseek_triton_build.data.own_files import contract
+from deepseek_triton_build.data.own_files import backend_module, contract
 from deepseek_triton_build.text import nearest_name, short_repr
 
 # Canonical key -> its type with bounds, by what the key counts. -1 leaves expert parallelism to the engine.
@@ -96,85 +94,15 @@ def _is_shape(pair: list[int]) -> bool:
 
 def sampling_problem(name: str, value: Any) -> str | None:
     """Return why the backend refuses `value` for default_sampling's `name`, as "expected ..., found ..."; None if it
-    takes it.
-
-    The contract's SAMPLING_BY_NAME gives type, range and number of values. The backend's own check is in its
-    field_values.py, which is not imported here; a test compares the two.
-    """
+    takes it."""
     known = contract().SAMPLING_BY_NAME
     if name not in known:
         near = nearest_name(name, known)
         return f"expected a sampling field, found {short_repr(name)}" + (f"; did you mean {near}?" if near else "")
-    field = known[name]
-    items = value if field.many and isinstance(value, (list, tuple)) else [value]
-    if len(items) > field.max_items:
-        return f"expected at most {field.max_items} values, found {len(items)}"
-    return next((problem for item in items if (problem := _problem_of_one(field, item)) is not None), None)
-
-
-# Triton's data type -> the type as type_strings reads it.
-_SAMPLING_TYPES: Mapping[str, str] = {
-    "TYPE_BOOL": "bool",
-    "TYPE_STRING": "str",
-    "TYPE_INT32": "int",
-    "TYPE_UINT64": "int",
-    "TYPE_FP32": "float",
-}
-
-
-def _problem_of_one(field: Any, value: Any) -> str | None:
-    if field.json and isinstance(value, dict):
-        return _problem_of_json(field, value)
-    spelled = _SAMPLING_TYPES[field.dtype.value]
-    if not field.json and (field.low is not None or field.high is not None):
-        low, high = ("" if bound is None else bound for bound in (field.low, field.high))
-        spelled = f"{spelled} {low}..{high}"
-    if not type_strings.fits(_seven_digits(value), spelled):
-        return f"expected {type_strings.in_words(spelled)}, found {short_repr(value)}"
-    return _problem_of_text(field, value) if spelled == "str" else None
-
-
-def _problem_of_text(field: Any, text: str) -> str | None:
-    if not text:
-        return "expected a text that is not empty, found ''"
-    if field.choices and text not in field.choices:
-        return f"expected one of {', '.join(field.choices)}, found {short_repr(text)}"
-    if len(text) > field.max_length:
-        return f"expected at most {field.max_length} characters, found {len(text)}"
-    if _has_lone_surrogate(text):
-        return f"expected whole characters, found half of a surrogate pair in {short_repr(text)}"
-    return _problem_of_json(field, text) if field.json else None
-
-
-def _has_lone_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _problem_of_json(field: Any, value: dict[Any, Any] | str) -> str | None:
-    """Return what is wrong with a field that takes a JSON object or its text; None when nothing is."""
     try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        is_object = isinstance(json.loads(text), dict)
-    except (TypeError, ValueError, RecursionError):  # TypeError: YAML has dates, JSON has not
-        is_object = False
-    if not is_object or _has_lone_surrogate(text):
-        return f"expected a JSON object of whole characters, found {short_repr(value)}"
-    if len(text) > field.max_length:
-        return f"expected at most {field.max_length} characters, found {len(text)}"
-    return _problem_of_tokens(field, json.loads(text)) if field.by_token else None
-
-
-def _problem_of_tokens(field: Any, document: Mapping[str, Any]) -> str | None:
-    if len(document) > field.max_items:
-        return f"expected at most {field.max_items} tokens, found {len(document)}"
-    if keys := [key for key in document if not re.fullmatch("0|[1-9][0-9]{0,9}", key)]:
-        return f"expected token ids from 0 as keys, found {short_repr(keys[0])}"
-    spelled = f"float {field.low}..{field.high}"
-    if found := [value for value in document.values() if not type_strings.fits(_seven_digits(value), spelled)]:
-        return f"expected {type_strings.in_words(spelled)}, found {short_repr(found[0])}"
+        backend_module("field_values").check_value(known[name], value)
+    except ValueError as error:
+        return str(error).removeprefix(f"{name}: ").replace(", got ", ", found ", 1)
+    except TypeError:  # YAML has dates, JSON has not
+        return f"expected a JSON object, found {short_repr(value)}"
     return None
-
-
-def _seven_digits(value: Any) -> Any:
-    """Round a float as the backend does, to what an FP32 tensor holds, before it looks at the range."""
-    return float(f"{value:.7g}") if isinstance(value, float) else value
