@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
     duration,
+    option,
     path,
     port,
     positive,
@@ -49,65 +50,50 @@ def add_options(verb: VerbParser) -> None:
         "again when it changes. docs/gateway.md is for users, docs/gateway-operations.md for owners.",
     )
     group = verb.add_argument_group("models")
-    help_text = "a server; may be repeated. Its model is called what the server says"
-    group.add_argument("--server", action="append", type=words, metavar="URL", help=help_text)
-    help_text = "a model by the name for clients, and its servers; may be repeated"
-    group.add_argument("--model", action="append", type=words, metavar="NAME=URL[,URL...]", help=help_text)
-    help_text = "a server that computes prompts for the others; may be repeated; with --model: NAME=URL[,URL...]"
-    group.add_argument("--context-server", action="append", type=words, metavar="URL", help=help_text)
-    help_text = "with it, let the others compute prompts of at most N tokens themselves (default: 0)"
-    group.add_argument("--local-prefill", type=_local_prefill, metavar="N", help=help_text)
-    help_text = "the models' name on the servers (default: tensorrt_llm)"
-    group.add_argument("--triton-model", type=words, metavar="NAME", help=help_text)
-    help_text = "YAML with these options, without their dashes; the command line wins"
-    group.add_argument("--config", type=path, metavar="FILE", help=help_text)
+    several: dict[str, Any] = {"action": "append"}
+    text = "a server; may be repeated. Its model is called what the server says"
+    option(group, "--server URL", text, words, **several)
+    text = "a model by the name for clients, and its servers; may be repeated"
+    option(group, "--model NAME=URL[,URL...]", text, words, **several)
+    text = "a server that computes prompts for the others; may be repeated; with --model: NAME=URL[,URL...]"
+    option(group, "--context-server URL", text, words, **several)
+    text = "with it, let the others compute prompts of at most N tokens themselves (default: 0)"
+    option(group, "--local-prefill N", text, _local_prefill)
+    option(group, "--triton-model NAME", "the models' name on the servers (default: tensorrt_llm)", words)
+    option(group, "--config FILE", "YAML with these options, without their dashes; the command line wins", path)
     group = verb.add_argument_group("clients")
-    group.add_argument("--host", type=words, help="address to listen on (default: 127.0.0.1; all: 0.0.0.0)")
-    group.add_argument("--port", type=port, metavar="PORT", help="port to listen on (default: 9000)")
-    group.add_argument("--workers", type=positive, metavar="N", help="processes that share the port (default: 1)")
-    help_text = "file of API keys, read again when it changes (default: anyone may ask)"
-    group.add_argument("--keys", dest="keys_file", type=path, metavar="FILE", help=help_text)
-    help_text = "print a line for the file of --keys (>> keys), on stderr the new API key that it is for, and end"
-    group.add_argument("--new-key", type=words, metavar="NAME", help=help_text)
-    help_text = "let pages of this origin ask, such as https://chat.example.com, or *; may be repeated"
-    group.add_argument(
-        "--cors-origin", dest="cors_origins", action="append", type=words, metavar="ORIGIN", help=help_text
-    )
-    help_text = "serve neither the chat page at / nor the one at /dashboard"
-    group.add_argument("--no-page", action="store_false", dest="page", default=None, help=help_text)
-    group.add_argument("--tls-certificate", type=path, metavar="FILE", help="serve HTTPS with this certificate, as PEM")
-    help_text = "its key (default: in the certificate's file)"
-    group.add_argument("--tls-key", type=path, metavar="FILE", help=help_text)
-    group.add_argument(
-        "--max-body", dest="max_body_bytes", type=size, metavar="SIZE", help="largest request (default: 64MiB)"
-    )
-    help_text = "for a request's body to come whole (default: 60)"
-    group.add_argument("--body-seconds", dest="body_timeout_s", type=duration, metavar="S", help=help_text)
-    help_text = "the answers' name for reasoning: reasoning_content (default) or reasoning; may be repeated"
-    group.add_argument(
-        "--reasoning-field",
-        dest="reasoning_fields",
-        action="append",
-        choices=_REASONING_FIELDS,
-        metavar="NAME",
-        help=help_text,
-    )
-    help_text = "how long running requests may go on after SIGTERM or Ctrl-C (default: 30)"
-    group.add_argument("--drain-seconds", dest="drain_s", type=seconds, metavar="S", help=help_text)
+    option(group, "--host HOST", "address to listen on (default: 127.0.0.1; all: 0.0.0.0)", words)
+    option(group, "--port PORT", "port to listen on (default: 9000)", port)
+    option(group, "--workers N", "processes that share the port (default: 1)", positive)
+    text = "file of API keys, read again when it changes (default: anyone may ask)"
+    option(group, "--keys FILE", text, path, dest="keys_file")
+    text = "print a line for the file of --keys (>> keys), on stderr the new API key that it is for, and end"
+    option(group, "--new-key NAME", text, words)
+    text = "let pages of this origin ask, such as https://chat.example.com, or *; may be repeated"
+    option(group, "--cors-origin ORIGIN", text, words, dest="cors_origins", **several)
+    text = "serve neither the chat page at / nor the one at /dashboard"
+    option(group, "--no-page", text, action="store_false", dest="page", default=None)
+    option(group, "--tls-certificate FILE", "serve HTTPS with this certificate, as PEM", path)
+    option(group, "--tls-key FILE", "its key (default: in the certificate's file)", path)
+    option(group, "--max-body SIZE", "largest request (default: 64MiB)", size, dest="max_body_bytes")
+    text = "for a request's body to come whole (default: 60)"
+    option(group, "--body-seconds S", text, duration, dest="body_timeout_s")
+    text = "the answers' name for reasoning: reasoning_content (default) or reasoning; may be repeated"
+    option(group, "--reasoning-field NAME", text, dest="reasoning_fields", choices=_REASONING_FIELDS, **several)
+    text = "how long running requests may go on after SIGTERM or Ctrl-C (default: 30)"
+    option(group, "--drain-seconds S", text, seconds, dest="drain_s")
     group = verb.add_argument_group("Triton servers")
-    help_text = "header of each request to them, such as a token; NAME=@FILE reads the value; may be repeated"
-    group.add_argument("--upstream-header", action="append", type=words, metavar="NAME=VALUE", help=help_text)
-    help_text = "certificates to trust for https://, as PEM (default: the system's)"
-    group.add_argument("--upstream-ca", type=path, metavar="FILE", help=help_text)
-    help_text = "port of their metrics, by which load is compared (default: 8002); none for no metrics"
-    group.add_argument("--metrics-port", type=_metrics_port, metavar="PORT", help=help_text)
+    text = "header of each request to them, such as a token; NAME=@FILE reads the value; may be repeated"
+    option(group, "--upstream-header NAME=VALUE", text, words, **several)
+    option(group, "--upstream-ca FILE", "certificates to trust for https://, as PEM (default: the system's)", path)
+    text = "port of their metrics, by which load is compared (default: 8002); none for no metrics"
+    option(group, "--metrics-port PORT", text, _metrics_port)
     group = verb.add_argument_group("watching it")
-    help_text = "a line of JSON for each request, to FILE or to stdout (-)"
-    group.add_argument("--access-log", type=words, metavar="FILE", help=help_text)
-    help_text = "send OpenTelemetry traces there by OTLP over HTTP, such as http://localhost:4318"
-    group.add_argument("--traces", dest="traces_url", type=words, metavar="URL", help=help_text)
-    help_text = "ask for an API key on /metrics too"
-    group.add_argument("--metrics-need-key", action="store_true", default=None, help=help_text)
+    option(group, "--access-log FILE", "a line of JSON for each request, to FILE or to stdout (-)", words)
+    text = "send OpenTelemetry traces there by OTLP over HTTP, such as http://localhost:4318"
+    option(group, "--traces URL", text, words, dest="traces_url")
+    text = "ask for an API key on /metrics too"
+    option(group, "--metrics-need-key", text, action="store_true", default=None)
 
 
 def _metrics_port(text: str) -> int:
@@ -125,7 +111,16 @@ def _is_loopback(host: str) -> bool:
 
 def _gateway(args: argparse.Namespace) -> int:
     if args.new_key is not None:
-        return _print_new_key(args.new_key)
+        from deepseek_triton_tools.gateway.guard import new_key
+
+        try:
+            key, line = new_key(args.new_key)
+        except ValueError as error:
+            raise ToolError(f"--new-key: {error}", exit_code=2) from error
+        # The key goes to stderr, so that `>> keys` catches the line alone and no file keeps a key.
+        complain(f"the key of {args.new_key}, which is kept nowhere: {key}")
+        print(line)
+        return 0
     try:
         from deepseek_triton_tools.gateway.serving import serve
     except ModuleNotFoundError as error:
@@ -136,18 +131,6 @@ def _gateway(args: argparse.Namespace) -> int:
     if settings.keys_file is None and not _is_loopback(settings.host):
         complain(f"warning: {settings.host} can be reached from other machines, and without --keys anyone may ask")
     serve(settings)
-    return 0
-
-
-def _print_new_key(name: str) -> int:
-    from deepseek_triton_tools.gateway.guard import new_key
-
-    try:
-        key, line = new_key(name)
-    except ValueError as error:
-        raise ToolError(f"--new-key: {error}", exit_code=2) from error
-    complain(f"the key of {name}, which is kept nowhere: {key}")
-    print(line)
     return 0
 
 
@@ -165,6 +148,7 @@ def settings_of(args: argparse.Namespace) -> GatewaySettings:
         if name in names and value is not None
     }
     options["upstream_headers"] = _upstream_headers(args.upstream_header or (), problems)
+    # 0 stands for `none`: None on the command line means that the option was left out.
     options["metrics_port"] = options.get("metrics_port", 8002) or None
     settings = GatewaySettings(_models(args, problems), **options)
     problems.extend(_problems(settings))
@@ -206,6 +190,7 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
         except argparse.ArgumentTypeError as error:
             problems.append(f"{file}: {name}: {error}")
             continue
+        # The value is read even where the command line wins: a mistake in the file is said at once, not when it counts.
         if getattr(args, action.dest) is None:
             setattr(args, action.dest, taken)
 
@@ -247,11 +232,11 @@ def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ModelSetting
     context = _context_servers(args, named, problems)
     asked = [("--model" if name else "--server", server) for name, servers in named.items() for server in servers]
     asked += [("--context-server", server) for servers in context.values() for server in servers]
-    for option, server in asked:
+    for word, server in asked:
         try:
             parse_source(server)
         except SourceError as error:
-            problems.append(f"{option}: {error}")
+            problems.append(f"{word}: {error}")
     triton_model = args.triton_model or "tensorrt_llm"
     return tuple(
         ModelSettings(tuple(servers), name, triton_model, tuple(context.get(name, ())), args.local_prefill or 0)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -116,47 +115,12 @@ class TagReader:
         return self.text[start : self.at]
 
 
-_STOP_IN_STRING = re.compile(r'["\\]')
-_STOP_OUTSIDE = re.compile(r'["{}\[\]<]')
-
-
-class JsonExtent:
-    """Follows the brackets and strings of one value, which begins with a bracket."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def scan(self, text: str, start: int) -> int:
-        """Return where the value's part of the text ends: after its last bracket, at the end of the text, or before a
-        `<` that is not in a string, which JSON has nowhere."""
-        at = start
-        while at < len(text) and not self.closed:
-            if self._escaped:
-                self._escaped = False
-                at += 1
-                continue
-            stop = (_STOP_IN_STRING if self._in_string else _STOP_OUTSIDE).search(text, at)
-            if stop is None:
-                return len(text)
-            if stop[0] == "<":
-                return stop.start()
-            at = stop.end()
-            if stop[0] == '"':
-                self._in_string = not self._in_string
-            elif stop[0] == "\\":
-                self._escaped = True
-            else:
-                self._depth += 1 if stop[0] in "{[" else -1
-                self.closed = self._depth <= 0
-        return at
-
-
 _LONGEST_NAME = 256
 """Characters of a tool's or a parameter's name. Text without an end of the name is held back up to this length."""
 _FENCE = "```"
+_STOP_IN_STRING = re.compile(r'["\\]')
+_STOP_OUTSIDE = re.compile(r'["{}\[\]<]')
+"""Outside of strings JSON has no `<`, so that one there may begin the tag that ends the call."""
 _NEWLINES_BEFORE_TAG = 2
 """DSML has two newlines before its first tag. They belong to the call."""
 
@@ -181,8 +145,7 @@ class ArgumentsPiece(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnds:
+class CallEnds(msgspec.Struct, frozen=True, gc=False):
     """A call has no more arguments. cut: the answer ended in the middle of them, so they may be no whole JSON."""
 
     index: int
@@ -208,7 +171,8 @@ class ToolCallParser:
         self._after_tag = False
         self._plain = True
         self._calls = 0
-        self._json = JsonExtent()
+        self._depth = 0
+        self._in_string = self._is_escaped = False
         self._in_fence = False
         self._call_end: tuple[str, ...] = ()
         self._parameters = 0
@@ -267,8 +231,8 @@ class ToolCallParser:
         self._pieces.append(CallBegins(self._calls, name))
         self._calls += 1
         self._step, self._call_end = step, end
-        self._json = JsonExtent()
-        self._in_fence = False
+        self._depth = 0
+        self._in_string = self._is_escaped = self._in_fence = False
         self._parameters = 0
         self._scalar = None
 
@@ -307,43 +271,36 @@ class ToolCallParser:
             self._after_tag = True
             return True
         start, opening = reader.at, reader.takes(*OPENINGS)
-        if opening in (CALLS_BEGIN, CALL_BEGIN):
-            found = self._json_call(reader, opening)
-        else:
-            found = opening is not None and self._dsml_call(reader, opening)
-        if not found:
-            reader.at = start
-        return found
-
-    def _json_call(self, reader: TagReader, opening: str) -> bool:
         if opening == CALLS_BEGIN:
             reader.skip_white_space()
-            if not reader.takes(CALL_BEGIN):
-                return False
+            opening = reader.takes(CALL_BEGIN)
+        elif opening in DSML_CALLS_BEGIN:
+            reader.skip_white_space()
+            opening = reader.takes(*DSML_CALL_BEGIN)
+        if opening == CALL_BEGIN:
+            name = self._json_call_name(reader)
+            if name is not None:
+                self._begin_call(name, self._before_json, (CALL_END,))
+                return True
+        elif opening is not None:
+            name = self._quoted_name(reader)
+            if name and reader.takes(">"):
+                self._begin_call(name, self._dsml_parameters, DSML_CALL_END)
+                return True
+        reader.at = start
+        return False
+
+    def _json_call_name(self, reader: TagReader) -> str | None:
         name = reader.take_until("<\n`{", limit=_LONGEST_NAME)
         if name is None or not name.strip() or not reader.takes(SEPARATOR):
-            return False
+            return None
         if name.strip() == FENCED_TYPE:
             reader.skip_white_space()
             after = reader.next_character()
             # A tool may be called `function` too: then its arguments come next, and no name.
             if after == "" or after not in "<{[`":
                 name = reader.take_until("<\n`{", limit=_LONGEST_NAME)
-        if name is None:
-            return False
-        self._begin_call(name.strip(), self._before_json, (CALL_END,))
-        return True
-
-    def _dsml_call(self, reader: TagReader, opening: str) -> bool:
-        if opening in DSML_CALLS_BEGIN:
-            reader.skip_white_space()
-            if not reader.takes(*DSML_CALL_BEGIN):
-                return False
-        name = self._quoted_name(reader)
-        if not name or not reader.takes(">"):
-            return False
-        self._begin_call(name, self._dsml_parameters, DSML_CALL_END)
-        return True
+        return name if name is None else name.strip()
 
     def _quoted_name(self, reader: TagReader) -> str | None:
         """A name up to its closing quote, which is passed, with the white space after it."""
@@ -369,14 +326,33 @@ class ToolCallParser:
             self._step = self._in_other_arguments
 
     def _in_json(self, reader: TagReader) -> None:
-        start = reader.at
-        end = reader.at = self._json.scan(reader.text, start)
-        if start == end:
+        """Pass the rest of the value, up to a `<` that is in no string: then the value is broken."""
+        start, text = reader.at, reader.text
+        while reader.at < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                reader.at += 1
+                continue
+            stop = (_STOP_IN_STRING if self._in_string else _STOP_OUTSIDE).search(text, reader.at)
+            reader.at = stop.end() if stop else len(text)
+            if stop is None:
+                break
+            if stop[0] == "<":
+                reader.at -= 1
+                break
+            if stop[0] == '"':
+                self._in_string = not self._in_string
+            elif stop[0] == "\\":
+                self._is_escaped = True
+            else:
+                self._depth += 1 if stop[0] in "{[" else -1
+                if self._depth <= 0:
+                    self._step = self._after_json
+                    break
+        if reader.at == start:
             self._in_other_arguments(reader)
-            return
-        self._arguments(reader.text[start:end])
-        if self._json.closed:
-            self._step = self._after_json
+        else:
+            self._arguments(text[start : reader.at])
 
     def _in_other_arguments(self, reader: TagReader) -> None:
         """Pass arguments that are no JSON: only a tag ends them."""
@@ -412,6 +388,7 @@ class ToolCallParser:
             self._arguments("}" if self._parameters else "{}")
             self._close_call(reader)
         elif not self._dsml_parameter(reader):
+            # Text between parameters must not come inside a call, where clients would lose it: it comes behind.
             self._stray_text += reader.next_character()
             reader.at = min(reader.at + 1, len(reader.text))
             self._step = self._dsml_stray_text
@@ -476,6 +453,7 @@ class ToolCallParser:
         if text:
             return text, False
         after_bracket = reader.at + 1
+        # DSML has no escapes, so only what stands behind an end tag tells whether it ends the value or is part of it.
         if reader.takes(*DSML_PARAMETER_END):
             end = reader.at
             reader.skip_white_space()
