@@ -10,9 +10,9 @@ import pytest
 
 from deepseek_triton_tools.gateway import fleet as fleet_module
 from deepseek_triton_tools.gateway import fleet_member
-from deepseek_triton_tools.gateway.fleet import Fleet
+from deepseek_triton_tools.gateway.fleet import Fleet, rendezvous_score
 from deepseek_triton_tools.gateway.settings import ServerAddress, SourceError, parse_source
-from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError, rendezvous_score
+from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
 
 URLS = A, B, C = [f"http://server-{number}:8000" for number in range(3)]
 METRICS_OF_A = "http://server-0:8002"

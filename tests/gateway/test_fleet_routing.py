@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.triton_call import (
-    FREE_SEQUENCES,
-    MOST_LOAD,
-    Call,
-    Load,
-    affinity_key,
-    choose,
-    estimated_load,
-    less_loaded,
-)
+from deepseek_triton_tools.gateway.fleet import FREE_SEQUENCES, MOST_LOAD, choose, less_loaded
+from deepseek_triton_tools.gateway.triton_call import Call, Load, affinity_key, estimated_load
 
 
 @dataclass

@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
+from hashlib import blake2b
 from urllib.parse import urlsplit
 
 from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer, ModelIdentity
@@ -21,7 +22,7 @@ from deepseek_triton_tools.gateway.settings import (
     parse_source,
 )
 from deepseek_triton_tools.gateway.shared_generation import Role, generate_shared, is_shareable
-from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError, choose, estimated_load
+from deepseek_triton_tools.gateway.triton_call import Call, Load, Part, UpstreamError, estimated_load
 from deepseek_triton_tools.gateway.triton_server import TritonServer
 
 MOST_SERVERS = 3
@@ -32,6 +33,11 @@ perhaps."""
 MODEL_KEPT_S = 30.0
 """How long the fleet keeps its model while no server is up: a server with another model must not take its place in a
 moment in which all the others restart."""
+MOST_LOAD = 1.25
+"""A request goes to the server of its affinity while that has at most this many times the mean load, as in
+"Consistent Hashing with Bounded Loads" (https://arxiv.org/abs/1608.01350)."""
+FREE_SEQUENCES = 4
+"""A server with fewer sequences counts as idle: it is no slower for one more, so the KV cache decides."""
 _START_S = 5.0
 """For the first check of all servers, before the gateway takes requests."""
 _LAST_RELEASES_S = 5.0
@@ -136,8 +142,10 @@ class Fleet:
             begun = False
             with member.working(cost) as server:
                 try:
+                    # Closed here, not by the garbage collector: only then the server is told to stop at once.
                     async with aclosing(server.generate(call)) as answer:
                         async for parts in answer:
+                            # A generation server's first token is the context server's, and so it shows no work.
                             if begun or any(part.finish_reason for part in parts):
                                 member.worked()
                             if not begun:
@@ -178,6 +186,7 @@ class Fleet:
         is none left."""
         up = [member for member in self._members.values() if member.state == "up" and member.role == role]
         left = [member for member in up if member.url not in call.tried]
+        # Whoever sends what kills an engine would take the whole fleet down, one server after the other.
         if len(call.died) >= MOST_DEATHS:
             raise self.unavailable(errors, role, is_deadly=True)
         if not left or len(errors) >= MOST_SERVERS:
@@ -292,6 +301,50 @@ def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None])
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
     cancelled = [task for task in tasks if task.cancel()]
     await asyncio.gather(*cancelled, return_exceptions=True)
+
+
+def rendezvous_score(key: bytes, url: str) -> bytes:
+    """Servers in the order of their scores are a key's order of servers. A server that comes or goes changes the first
+    place of its own share of the keys only."""
+    return blake2b(url.encode(), key=key, digest_size=8).digest()
+
+
+def choose(candidates: Sequence[FleetMember], call: Call, rng: random.Random) -> FleetMember:
+    """The server of the call's affinity, unless it has too much to do; without affinity the less loaded of two that
+    are drawn. `candidates` has at least one server."""
+    if len(candidates) == 1:
+        return candidates[0]
+    if call.affinity is None:
+        return less_loaded(rng.sample(candidates, 2))
+    return nearest(candidates, call.affinity, estimated_load(call))
+
+
+def less_loaded(candidates: Sequence[FleetMember]) -> FleetMember:
+    total = _total(candidates)
+    return min(candidates, key=lambda candidate: _share(candidate.load, total))
+
+
+def nearest(candidates: Sequence[FleetMember], affinity: bytes, cost: Load) -> FleetMember:
+    """The first in the affinity's order of servers whose load, with `cost` added, is within the bound."""
+    total = _total(candidates).plus(cost)
+    most = MOST_LOAD / len(candidates)
+    order = sorted(candidates, key=lambda candidate: rendezvous_score(affinity, candidate.url))
+    for candidate in order:
+        load = candidate.load
+        if load.sequences < FREE_SEQUENCES or _share(load.plus(cost), total) <= most:
+            return candidate
+    return less_loaded(order)
+
+
+def _total(candidates: Sequence[FleetMember]) -> Load:
+    loads = [candidate.load for candidate in candidates]
+    return Load(sum(load.sequences for load in loads), sum(load.tokens for load in loads))
+
+
+def _share(load: Load, total: Load) -> float:
+    """A server's share of all load, from 0 to 1: the mean of its shares of sequences and of tokens."""
+    of_sequences = load.sequences / max(1, total.sequences)
+    return (of_sequences + load.tokens / total.tokens) / 2 if total.tokens else of_sequences
 
 
 def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -55,6 +56,7 @@ def invalid(message: str, *, param: str | None = None, code: str | None = None) 
 
 
 Reader = Callable[[str, object], object]
+_Kind = TypeVar("_Kind")
 MOST_INT32 = 2**31 - 1
 MOST_ITEMS = 1024
 """Values of a list or an object by token, as many as the wire contract has in the longest of them, logit_bias."""
@@ -67,12 +69,14 @@ _HINT_CHARACTERS = 80
 
 
 def number(name: str, value: object) -> float:
+    # Python's true is 1, but whoever sends true for a number has mixed up two fields.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise wrong(name, "a number", value)
     return value
 
 
 def integer(name: str, value: object) -> int:
+    # JavaScript has one kind of number, so some of its clients write 7.0.
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -105,16 +109,19 @@ def token_ids(name: str, value: object) -> list[int]:
     ]
 
 
-def boolean(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise wrong(name, "true or false", value)
-    return value
+def _of_type(kind: type[_Kind], expected: str) -> Callable[[str, object], _Kind]:
+    def read(name: str, value: object) -> _Kind:
+        if not isinstance(value, kind):
+            raise wrong(name, expected, value)
+        return value
+
+    return read
 
 
-def text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise wrong(name, "a text", value)
-    return value
+boolean = _of_type(bool, "true or false")
+text = _of_type(str, "a text")
+a_list: Callable[[str, object], list[object]] = _of_type(list, "a list")
+an_object: Callable[[str, object], dict[str, object]] = _of_type(dict, "an object")
 
 
 def texts(name: str, value: object) -> list[str]:
@@ -134,18 +141,6 @@ def a_short_list(name: str, value: object) -> list[object]:
     if len(elements) > MOST_ITEMS:
         raise wrong(name, f"at most {MOST_ITEMS:,} values", len(elements))
     return elements
-
-
-def a_list(name: str, value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise wrong(name, "a list", value)
-    return value
-
-
-def an_object(name: str, value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise wrong(name, "an object", value)
-    return value
 
 
 def numbers_by_token(name: str, value: object) -> dict[str, float]:

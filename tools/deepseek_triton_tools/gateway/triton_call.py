@@ -1,12 +1,11 @@
-"""A request to a server, which server that is, the parts of its answer, and the errors between."""
+"""A request to a server, what it weighs and where it belongs, the parts of its answer, and the errors between."""
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -187,16 +186,19 @@ class EventReader:
 def _parts_of(document: bytes) -> list[Part]:
     """The parts in the JSON of one response. Raises UpstreamError."""
     try:
-        part = _decode_part(document)
+        parts = [_decode_part(document)]
     except NOT_JSON:  # it has lists, or is broken
-        return _several(document)
-    if part == _NOTHING:  # it may be an error
-        return _several(document)
-    if part.finish_reason == _NONE:
-        part.finish_reason = ""
-    if part.stop_reason == _NONE:
-        part.stop_reason = ""
-    return [part]
+        parts = _several(document)
+    else:
+        # The decoder passes over fields that it does not know, so an error looks like a part without any.
+        if parts[0] == _NOTHING:
+            parts = _several(document)
+    for part in parts:
+        if part.finish_reason == _NONE:
+            part.finish_reason = ""
+        if part.stop_reason == _NONE:
+            part.stop_reason = ""
+    return parts
 
 
 def _several(document: bytes) -> list[Part]:
@@ -211,16 +213,12 @@ def _several(document: bytes) -> list[Part]:
             {name: value[at] if isinstance(value, list) else value for name, value in event.items()}
             for at in range(number)
         ]
-        parts = msgspec.convert(several, list[Part])
+        return msgspec.convert(several, list[Part])
     except NOT_JSON as error:
         raise UpstreamError(f"the server sent an event that is not the model's: {error}") from error
     except IndexError:
         text = f"expected a value for each of {number} sequences, got less"
         raise UpstreamError(f"the server sent an event that is not the model's: {text}") from None
-    for part in parts:
-        part.finish_reason = "" if part.finish_reason == _NONE else part.finish_reason
-        part.stop_reason = "" if part.stop_reason == _NONE else part.stop_reason
-    return parts
 
 
 def outputs_of(event: bytes) -> dict[str, object]:
@@ -259,17 +257,6 @@ def affinity_key(prompt: str | Sequence[int] | Sequence[Mapping[str, object]], *
     return blake2b(msgspec.json.encode(beginning), digest_size=8).digest()
 
 
-def rendezvous_score(key: bytes, url: str) -> bytes:
-    """Servers in the order of their scores are a key's order of servers. A server that comes or goes changes the first
-    place of its own share of the keys only."""
-    return blake2b(url.encode(), key=key, digest_size=8).digest()
-
-
-MOST_LOAD = 1.25
-"""A request goes to the server of its affinity while that has at most this many times the mean load, as in
-"Consistent Hashing with Bounded Loads" (https://arxiv.org/abs/1608.01350)."""
-FREE_SEQUENCES = 4
-"""A server with fewer sequences counts as idle: it is no slower for one more, so the KV cache decides."""
 _CHARACTERS_PER_TOKEN = 4
 _PROMPTS = ("messages", "text_input", "tools")
 
@@ -286,18 +273,6 @@ class Load(NamedTuple):
     def minus(self, other: Load) -> Load:
         """Never less than nothing."""
         return Load(max(0, self.sequences - other.sequences), max(0, self.tokens - other.tokens))
-
-
-class Candidate(Protocol):
-    """A server that may be chosen."""
-
-    url: str
-
-    @property
-    def load(self) -> Load: ...
-
-
-_Candidate = TypeVar("_Candidate", bound=Candidate)
 
 
 class _Sizes(msgspec.Struct):
@@ -323,41 +298,3 @@ def estimated_load(call: Call) -> Load:
         sizes = _Sizes()
     num_answers = max(1, sizes.n)
     return Load(num_answers, num_answers * (tokens + max(0, sizes.max_tokens)))
-
-
-def choose(candidates: Sequence[_Candidate], call: Call, rng: random.Random) -> _Candidate:
-    """The server of the call's affinity, unless it has too much to do; without affinity the less loaded of two that
-    are drawn. `candidates` has at least one server."""
-    if len(candidates) == 1:
-        return candidates[0]
-    if call.affinity is None:
-        return less_loaded(rng.sample(candidates, 2))
-    return nearest(candidates, call.affinity, estimated_load(call))
-
-
-def less_loaded(candidates: Sequence[_Candidate]) -> _Candidate:
-    total = _total(candidates)
-    return min(candidates, key=lambda candidate: _share(candidate.load, total))
-
-
-def nearest(candidates: Sequence[_Candidate], affinity: bytes, cost: Load) -> _Candidate:
-    """The first in the affinity's order of servers whose load, with `cost` added, is within the bound."""
-    total = _total(candidates).plus(cost)
-    most = MOST_LOAD / len(candidates)
-    order = sorted(candidates, key=lambda candidate: rendezvous_score(affinity, candidate.url))
-    for candidate in order:
-        load = candidate.load
-        if load.sequences < FREE_SEQUENCES or _share(load.plus(cost), total) <= most:
-            return candidate
-    return less_loaded(order)
-
-
-def _total(candidates: Sequence[Candidate]) -> Load:
-    loads = [candidate.load for candidate in candidates]
-    return Load(sum(load.sequences for load in loads), sum(load.tokens for load in loads))
-
-
-def _share(load: Load, total: Load) -> float:
-    """A server's share of all load, from 0 to 1: the mean of its shares of sequences and of tokens."""
-    of_sequences = load.sequences / max(1, total.sequences)
-    return (of_sequences + load.tokens / total.tokens) / 2 if total.tokens else of_sequences
