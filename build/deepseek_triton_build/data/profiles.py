@@ -126,12 +126,15 @@ def find_profile(name: str) -> Profile:
     if name not in PROFILES:
         raise UnknownNameError("profile", name, PROFILES)
     # A plan needs one profile, and reading all takes a tenth of its time. Its aliases are of profiles before it.
-    return profiles(name)[name]
+    return _profiles_through(name)[name]
+
+
+def profiles() -> Mapping[str, Profile]:
+    return _profiles_through(PROFILES[-1])
 
 
 @cache
-def profiles(last: str = PROFILES[-1]) -> Mapping[str, Profile]:
-    """Return the profiles by name, those up to `last`."""
+def _profiles_through(last: str) -> Mapping[str, Profile]:
     _, *following = PROFILES[PROFILES.index(last) :]
     rows = load_yaml("profiles.yaml", until=f"{following[0]}:" if following else "")
     return {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 _IN_ANY_CASE = ", in any case"
@@ -117,7 +118,8 @@ def _words(part: str) -> str:
     return _WORDS.get(part, f"a mapping ({part})")
 
 
-def _split(text: str, at: str) -> list[str]:
+@cache
+def _split(text: str, at: str) -> tuple[str, ...]:
     """Split `text` at each character `at` that stands outside of brackets."""
     parts, depth = [""], 0
     for character in text:
@@ -126,4 +128,4 @@ def _split(text: str, at: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += character
-    return [part.strip() for part in parts]
+    return tuple(part.strip() for part in parts)

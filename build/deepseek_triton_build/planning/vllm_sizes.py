@@ -123,11 +123,11 @@ def _with_gpus(target: VllmTarget, num_gpus: int) -> VllmTarget:
     ways = [chosen]
     if target.request.parallel is None:  # what the profile wants first
         ways.append(replace(chosen, data_parallel=not chosen.data_parallel))
-    broken = [list(vllm_violations(vllm_deployment(way, _parallelism(way)))) for way in ways]
-    for way, found in zip(ways, broken, strict=True):
-        if not any(rule.severity == "error" for rule, _ in found):
+    for way in ways:
+        with suppress(RefusedPlanError):
+            refuse(vllm_violations(vllm_deployment(way, _parallelism(way))))
             return way
-    refuse(broken[0])
+    refuse(vllm_violations(vllm_deployment(chosen, _parallelism(chosen))))
     raise AssertionError("a refused layout breaks a rule")
 
 
