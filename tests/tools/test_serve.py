@@ -347,10 +347,10 @@ def test_an_automatic_port_that_was_lost_is_chosen_anew(repository, monkeypatch)
 
 def test_a_stop_that_was_requested_before_the_start_holds(repository, tmp_path):
     server = ServerProcess(automatic(repository))
-    server.request_stop()
+    server.request_stop(signal.SIGINT)
     server.start()
     assert server.wait_until_ready() is False
-    assert server.returncode is not None
+    assert server.returncode == 128 + signal.SIGINT
     assert processes(tmp_path) == []
 
 

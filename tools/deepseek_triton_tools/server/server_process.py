@@ -142,6 +142,7 @@ class ServerProcess:
         self._last_words = ""
         self._hopeless = False
         self._stop_signal = signal.SIGTERM
+        self._missed_stop = False
         self._links: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
@@ -265,6 +266,10 @@ class ServerProcess:
             *options.server_args,
         ]
         self._has_spoken.clear()
+        # A stop that comes before there is a process to signal is sent below. In this order none falls in between, and
+        # none is sent twice, which would end the server at once.
+        self._supervisor = None
+        self._missed_stop = self.stop_requested
         self._supervisor = supervisor = subprocess.Popen(
             command,
             env=os.environ | dict(installation.environment) | {"DEEPSEEK_TRITON_LAUNCH": launch},
@@ -280,8 +285,8 @@ class ServerProcess:
         for reader in self._readers:
             reader.start()
         self._has_spoken.wait()
-        if self.stop_requested:
-            supervisor.terminate()  # the stop was requested before there was a process to signal
+        if self._missed_stop:
+            supervisor.send_signal(self._stop_signal)
 
     def _places(self, installation: Installation) -> list[str]:
         """Return the arguments for the repository, and for backends that lie in it (`build --backend-name`)."""
@@ -403,8 +408,10 @@ class ServerProcess:
         """Ask the server to end, and return at once. A second call kills it. This is the only method for signal
         handlers."""
         is_repeated, self.stop_requested = self.stop_requested, True
-        if self._supervisor is not None:
-            self._stop_signal = self._stop_signal if is_repeated else signal.Signals(signum)
+        self._stop_signal = self._stop_signal if is_repeated else signal.Signals(signum)
+        if self._supervisor is None:
+            self._missed_stop = True
+        else:
             self._supervisor.send_signal(_END_NOW if is_repeated else signum)
 
     def wait(self) -> int:
