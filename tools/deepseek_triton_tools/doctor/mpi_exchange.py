@@ -117,7 +117,9 @@ def exchange_findings(
     else:
         mpirun = Mpirun(machine, expected.interface, ssh, python or "python3", PATIENCE_S)
         exchange = mpirun.exchange(hosts)
-        finding = ok(_pairs_text(len(hosts))) if exchange.worked else _fault(mpirun, exchange, expected)
+        num_pairs = len(hosts) * (len(hosts) - 1) // 2
+        passed = f"{len(hosts)} hosts, {num_pairs} pair{'s' if num_pairs > 1 else ''}, 1 MiB both ways"
+        finding = ok(passed) if exchange.worked else _fault(mpirun, exchange, expected)
     yield Reported(
         check="mpi-exchange",
         title="MPI between the hosts",
@@ -125,11 +127,6 @@ def exchange_findings(
         finding=finding,
         needs=(SERVE, MPIRUN),
     )
-
-
-def _pairs_text(num_hosts: int) -> str:
-    count = num_hosts * (num_hosts - 1) // 2
-    return f"{num_hosts} hosts, {count} pair{'s' if count > 1 else ''}, 1 MiB both ways"
 
 
 def _fault(mpirun: Mpirun, exchange: RankExchange, expected: Expected) -> MachineFinding:

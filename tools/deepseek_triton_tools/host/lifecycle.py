@@ -211,13 +211,9 @@ class CommandBeside:
 
 
 def _is_in_foreground() -> bool:
-    with contextlib.suppress(OSError), open("/dev/tty", "rb", buffering=0, opener=_without_control) as terminal:
+    with contextlib.suppress(OSError), open(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY), "rb") as terminal:
         return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     return False
-
-
-def _without_control(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOCTTY)
 
 
 def _cannot_run(command: Sequence[str], error: OSError) -> ToolError:
