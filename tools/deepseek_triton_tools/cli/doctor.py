@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path, port, words
-from deepseek_triton_tools.cli.start_variables import take_start_variables
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path, port, take_start_variables, words
 from deepseek_triton_tools.doctor.findings import (
     LEVELS,
     MPIRUN,

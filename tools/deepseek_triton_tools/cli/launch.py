@@ -19,21 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from deepseek_triton_tools.cli.parsing import (
+    START_VARIABLES,
     VerbParser,
     add_json,
     add_verb,
+    count_or_seconds,
+    exit_timeout,
     option,
     path,
     port,
     positive,
     size,
-    words,
-)
-from deepseek_triton_tools.cli.start_variables import (
-    START_VARIABLES,
-    count_or_seconds,
-    exit_timeout,
     take_start_variables,
+    words,
 )
 from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError

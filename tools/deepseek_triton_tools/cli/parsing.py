@@ -8,19 +8,13 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
+
 from deepseek_triton_tools.terminal.output_streams import columns
 from deepseek_triton_tools.tool_errors import ToolError, nearest
-import argparse
-import os
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any
-from deepseek_triton_tools.tool_errors import ToolError
-
 
 Handler = Callable[[argparse.Namespace], int]
 """Runs a verb and returns its exit code."""
@@ -306,12 +300,14 @@ START_VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "hosts": ("HOSTS", str),
     "ssh_args": ("SSH_ARGS", str),
 }
-"""Option -> (variable, type of its value)."""
+"""Option -> (variable of start.sh, type of its value)."""
 
 
 def take_start_variables(args: argparse.Namespace, options: Iterable[str] = START_VARIABLES) -> None:
-    """Set those of `options` that the verb has and the command line left out to the values of their variables. Raises
-    ToolError when a variable has a wrong value; all of them are named."""
+    """Set those of `options` that the verb has and the command line left out to the values of start.sh's variables.
+
+    :raises ToolError: when variables have a wrong value; all of them are named.
+    """
     problems = []
     for option in options:
         variable, parsed = START_VARIABLES[option]
