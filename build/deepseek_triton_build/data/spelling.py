@@ -65,6 +65,7 @@ def canonical(settings: Mapping[str, Any], era_or_release: str) -> dict[str, Any
         if key == canonical_key or canonical_key not in settings:
             is_inverted = key in _table()["inverted"] and isinstance(value, bool)
             result.setdefault(canonical_key, not value if is_inverted else value)
+    # After all names: a switch of an era turns a section on or off whose keys may stand behind it.
     for era in eras:
         _settle_switches(result, era)
         _settle_choices(result, era)

@@ -145,6 +145,7 @@ def make_plan(request: PlanRequest) -> Plan:
         raise RefusedPlanError(said, suggestion=ways[0] if ways else None) from None
 
 
+# The combinations of a refusal are tried in thousands, most of them again for the next refusal of a matrix.
 @lru_cache(maxsize=65536)
 def _works(request: PlanRequest) -> bool:
     try:
@@ -266,6 +267,7 @@ def _ways_that_work(request: PlanRequest) -> tuple[Mapping[str, Any], ...]:
     usual = [way for way in found if not way.keys() & {"workload", "model"}]
     if found:
         return tuple(usual[:_MOST_WAYS] or found[:1])
+    # More than five changes make another request; nobody would take that for advice.
     for number in (2, 3, 4, 5):
         for names in combinations(alternatives, number):
             if way := _first_way(request, alternatives, names):

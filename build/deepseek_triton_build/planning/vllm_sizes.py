@@ -123,6 +123,7 @@ def _with_gpus(target: VllmTarget, num_gpus: int) -> VllmTarget:
     ways = [chosen]
     if target.request.parallel is None:  # what the profile wants first
         ways.append(replace(chosen, data_parallel=not chosen.data_parallel))
+    # The first way that no rule refuses; where all are refused, the reasons of the wanted one are of use.
     for way in ways:
         with suppress(RefusedPlanError):
             refuse(vllm_violations(vllm_deployment(way, _parallelism(way))))
@@ -190,6 +191,7 @@ def _wanted(target: VllmTarget) -> VllmSizes:
         tokens = LATENCY_TOKENS
     if target.is_rehearsal:
         tokens = REHEARSAL_TOKENS
+    # vLLM counts on the rest of the memory being free, and then takes some of it.
     share = next((share for share in SHARES if target.gpu.memory * (1 - share) >= beside), SHARES[-1])
     return VllmSizes(
         workload=workload,

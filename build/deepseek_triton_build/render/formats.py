@@ -155,16 +155,13 @@ def usable_formats(plan: Plan) -> tuple[str, ...]:
 
 
 def format_request(name: str, request: PlanRequest) -> PlanRequest:
-    """Return `request` with the workload of the format `name`, where it has one and none is asked for.
-
-    Of a benchmark's sizes, an evaluation's prompts would be too long. For Dynamo, the release is the nearest to the
-    build in its container.
-    """
-    if name == DYNAMO:
+    """Return `request` with the workload of the format `name`, where it has one and none is asked for."""
+    if name == DYNAMO:  # whose container has a build of its own; the release is the nearest to it
         nearest = find_dynamo(request.dynamo).keys_of
         return replace(request, release=nearest) if request.release == DEFAULT_RELEASE else request
     if name != "trtllm-eval" or request.workload != ANY_WORKLOAD:
         return request
+    # An evaluation's prompts would be too long for the sizes of a benchmark.
     limits = make_plan(request).canonical
     fits = limits.get("enable_chunked_prefill") or limits.get("max_num_tokens", EVALUATION.isl) >= EVALUATION.isl
     return request if fits else replace(request, workload=EVALUATION)

@@ -161,13 +161,9 @@ def model_files(plan: Plan, stamp: str) -> list[File]:
 
 
 def _backend_files(plan: Plan) -> list[File]:
-    """Return model.py, the supervisor and their packages, with the plan's engine as the only one.
-
-    The overlay of work-arounds goes along only with a TensorRT-LLM release, for whose worker processes start.sh uses
-    it.
-    """
+    """Return model.py, the supervisor and their packages, with the plan's engine as the only one."""
     unused = tuple(f"{_ENGINES}{engine}/" for engine in ENGINES if engine != plan.engine)
-    if plan.release is None:
+    if plan.release is None:  # start.sh uses the overlay of work-arounds for TensorRT-LLM's worker processes alone
         unused += ("deepseek_backend/process/overlay/",)
     version_dir = own_files.version_dir()
     paths = (path for path in version_dir.rglob("*") if path.is_file() and "__pycache__" not in path.parts)

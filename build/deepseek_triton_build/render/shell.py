@@ -96,11 +96,9 @@ def flag_values(flags: Sequence[Flag]) -> dict[str, list[str]]:
 
 
 def script_values(plan: Plan, stamp: str, script: str) -> dict[str, Any]:
-    """Return what every script with the plan's variables needs. A variable that is set already keeps its value.
-
-    That is said, because the user need not have set it: TensorRT-LLM's own image has a PYTORCH_CUDA_ALLOC_CONF
-    (docker/Dockerfile.multi@00f74add).
-    """
+    """Return what every script with the plan's variables needs. A variable that is set already keeps its value."""
+    # The script says so, because the user need not have set it: TensorRT-LLM's own image has a PYTORCH_CUDA_ALLOC_CONF
+    # (docker/Dockerfile.multi@00f74add).
     lines: list[str] = []
     for variable in plan.environment:
         name, value = variable.name, quoted(variable.value)

@@ -108,11 +108,10 @@ def packed_texts(files: Mapping[str, bytes]) -> dict[str, str]:
     """Return the content of each settings file as it is generated, by path, for the manifest.
 
     `upgrade` needs it to tell a hand edit from a change of the generator. It is in the manifest, because that travels
-    with the folder, and because text and checksum can't get out of step there. Nothing else looks at it: Triton and
-    `check` read on, and `grep` finds each setting once. Each text is a line of its own, so that `git diff` shows one
-    line for each file that changed, among the checksums that change too. A repository's three texts take 13 kB. bz2
-    writes the same bytes on every machine, while zlib has several implementations.
+    with the folder, and because text and checksum can't get out of step there. A repository's three texts take 13 kB.
     """
+    # Packed, so that `grep` finds each setting once; a line for each file, so that `git diff` shows which have changed.
+    # bz2 writes the same bytes on every machine, while zlib has several implementations.
     return {
         path: base64.b64encode(bz2.compress(files[path])).decode() for path in sorted(files) if is_settings_file(path)
     }

@@ -119,6 +119,7 @@ def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: b
 def _checked(folder: Path, merged: FolderUpgrade) -> tuple[list[Finding], list[Finding]]:
     """Return the errors and warnings that `check` has about the merged folder, and the errors among them that it has
     not about the folder as it is. A format that `check` doesn't know has none."""
+    # In a folder of the same name, which `check` quotes; what was added may be large, so that links stand for it.
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch, folder.resolve().name)
         write_repository(merged.written, result)

@@ -49,6 +49,7 @@ def parse_hub_name(text: str) -> HubName | None:
 
 def hub_cache() -> tuple[Path, str]:
     """Return the folder of the cache, and the setting that says so, for people."""
+    # The order of huggingface_hub's constants.py, which the engines use; the second is the variable's older name.
     for variable, below in (
         ("HF_HUB_CACHE", ""),
         ("HUGGINGFACE_HUB_CACHE", ""),

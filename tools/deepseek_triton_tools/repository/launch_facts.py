@@ -280,6 +280,7 @@ def facts_of(source: str) -> LaunchFacts:
             "folder as it was written, or write it anew"
         )
     nodes = -(-planned // gpu.gpus_per_node) if gpu else 1
+    # The stamp does not have the deadline, and who edits start.sh means the edited one.
     match = _READY_WITHIN.search(_text_of_script(folder))
     return LaunchFacts(
         source=source,

@@ -97,6 +97,7 @@ def aggregated_times(server: PacedServer, workload: SlaWorkload, rows: int) -> T
     prompt, chunks = prompt_ms(server, isl, rows - 1, context)
     added = max(0.0, prompt - chunks * decode)
     tpot = decode / server.tokens_per_step + (rows - 1) * added / osl
+    # A queue that is full all the time would wait for ever by the formula; with rows limited, it does not.
     busy = min(0.99, rows * prompt / (prompt + osl * tpot))
     wait = min(busy * prompt / (2 * (1 - busy)), (rows - 1) * prompt) if rows > 1 else 0.0
     residual = decode / 2 if rows > 1 else 0.0
@@ -327,7 +328,7 @@ def disaggregated_fleets(
 
     :param fit: whether a context server can hand over its KV cache to a generation server.
     """
-    # Every batch up to 64, then steps of 4 %.
+    # Every batch up to 64, then steps of 4 %: neighbours above differ by less than the margin on their times.
     loads_tried, rows = [], 1
     while rows <= _MOST_ROWS:
         loads_tried.append(rows)
