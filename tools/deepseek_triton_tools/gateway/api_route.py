@@ -52,6 +52,7 @@ class ApiExchange:
         self._sends = send
         self._settings = settings
         self._body_until_s = asyncio.get_running_loop().time() + settings.body_timeout_s
+        # ASGI does not say whether there is a body; by HTTP/1.1, a request without these headers has none.
         self._body_ended = not any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in self.request_headers
@@ -231,6 +232,7 @@ class ApiRequest:
         is refused stops the others. So at least the estimate of the prompts is counted once a server was asked.
         """
         if self.caller is not None and self.state.guard is not None and self.reserved is not None:
+            # Not what the client asked for but what a server did for it, whether or not anybody read it.
             record = self.exchange.record
             num_input = record.num_input_tokens
             if record.server and (record.client_left or (failed and self.has_several_prompts)):
@@ -320,6 +322,7 @@ class ApiRoute:
 
 async def _while_client_waits(exchange: ApiExchange, work: Awaitable[None]) -> None:
     """Do the work, and stop it when the client leaves. Raises ClientLeft then."""
+    # Nobody cancels the task of a client that has left: uvicorn only tells whoever receives.
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(exchange.client_leaves())
     try:

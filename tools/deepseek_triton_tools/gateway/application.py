@@ -308,6 +308,7 @@ def create_app(settings: GatewaySettings) -> ASGIApp:
         allow_origins=list(settings.cors_origins),
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
+        # Browsers hide every header of another origin that is not named here from its pages.
         expose_headers=["x-request-id", "retry-after", *RATE_LIMIT_HEADERS],
     )
 

@@ -126,6 +126,7 @@ class ChatChoice(AnswerChoice):
         complete = self.calls is not None and self.calls.complete
         if part.finish_reason or complete:
             self.finish_reason, self.stop_reason = finish_of(part.finish_reason, part.stop_reason)
+            # The server says "stop" after calls: it passes them on as text, and does not know of them.
             if complete or (self.calls and self.calls.calls and self.finish_reason == "stop"):
                 self.finish_reason = "tool_calls"
         return pieces
@@ -209,6 +210,7 @@ class StreamedChatAnswer(ChatAnswer):
         for part in parts:
             self.counts.add(part)
             choice = self.choices[part.sequence]
+            # The model goes on after the one call that is wanted, until the server has been told.
             if choice.finish_reason:
                 continue
             head = self._heads[part.sequence]

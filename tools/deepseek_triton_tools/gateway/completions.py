@@ -258,6 +258,7 @@ async def _all_parts(
                 yield some
         return
 
+    # It is bounded, so that a client that reads slowly makes the servers wait, as it does with one prompt.
     queue: asyncio.Queue[list[Part] | BaseException | None] = asyncio.Queue(maxsize=2 * _AT_ONCE)
     room = asyncio.Semaphore(_AT_ONCE)
 

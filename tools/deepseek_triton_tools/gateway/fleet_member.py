@@ -203,6 +203,7 @@ class FleetMember:
     async def watch(self) -> None:
         """Check it again and again, until cancelled."""
         while True:
+            # Before the time is read: whoever brings the next check forward sets the time first, then this.
             self._wake.clear()
             if (pause := self.check_in_s) > 0:
                 alarm = asyncio.get_running_loop().call_later(pause, self._wake.set)
@@ -303,6 +304,7 @@ class FleetMember:
         found = {name: float(number) for name, number in self._metric_lines.findall(body)} if status == 200 else {}
         if not found:
             self._metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
+        # What the server counts has our requests in it too. A moment lies between both counts, so it is never exact.
         there = Load(int(found.get(b"inflight_sequences", 0)), int(found.get(b"inflight_tokens", 0)))
         self._others = there.minus(own)
         work, self._work = self._work, found.get(_WORK[self.role])

@@ -59,6 +59,7 @@ class RateTable:
     def __init__(self, path: Path | None) -> None:
         """Open the table at `path`, and make it where there is none; None for a table of this process only."""
         if path is None:
+            # One process needs no file, but flock and mmap below need a descriptor.
             self._file = os.memfd_create("rate_table")
         else:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -83,6 +84,7 @@ class RateTable:
             offset = self._row(digest)
             key, *times = _ROW.unpack_from(self._rows, offset)
             full_at = [max(now, at) for at in times] if key == digest[:16] else [now, now]
+            # A budget that is full at `at` has room for `amount` once what it would be full at is a minute away.
             missing_s = [
                 0.0 if limit is None or force else at + _MINUTE_S * min(amount / limit, 1) - now - _MINUTE_S
                 for at, limit, amount in zip(full_at, limits, amounts, strict=True)

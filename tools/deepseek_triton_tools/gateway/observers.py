@@ -186,6 +186,7 @@ class GatewayMetrics:
                 self._counters[key] = Counter(name, text, labels, registry=self._registry)
             elif buckets:
                 self._histograms[key] = Histogram(name, text, labels, registry=self._registry, buckets=buckets)
+            # Every worker checks every server itself, so the newest word counts; requests add up.
             elif labels:
                 self._gauges[key] = Gauge(
                     name, text, labels, registry=self._registry, multiprocess_mode="livemostrecent"

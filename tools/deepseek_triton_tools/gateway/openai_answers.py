@@ -248,9 +248,11 @@ async def give(request: ApiRequest, answer: Answer, parts: AsyncGenerator[list[P
                     await exchange.send_events(answer.begin() + answer.take(some))
                 elif events := answer.take(some):
                     await exchange.send_events(events)
+                # Closing the parts has the server stop, so nobody pays for what nobody wants.
                 if answer.complete:
                     break
         finally:
+            # Also of an answer that fails or is left: its tokens are counted against the key all the same.
             counts = answer.counts
             record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
             record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning

@@ -63,6 +63,7 @@ class ResponseWriter:
             "output": self._output,
             "previous_response_id": None,
             "service_tier": "default",
+            # Whatever the request says: a client that believed true would send the next id instead of the items.
             "store": False,
             "truncation": "disabled",
             **echoed,

@@ -162,6 +162,7 @@ async def _addresses_of(name: str, address: ServerAddress) -> Sequence[ServerAdd
         found = await asyncio.get_running_loop().getaddrinfo(str(parts.hostname), parts.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise SourceError(f"{name}: its addresses can't be looked up: {error}") from error
+    # Resolvers turn the order round with each answer, and a list in another order would count as a new one.
     hosts = sorted({str(endpoint[0]) for *_, endpoint in found})
     return [
         ServerAddress(_url("http", host, int(parts.port or 0)) + parts.path, address.metrics_port) for host in hosts

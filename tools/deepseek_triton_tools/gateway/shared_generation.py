@@ -118,6 +118,7 @@ class _SharedRequest:
     async def context(self) -> AsyncGenerator[list[Part], None]:
         """The first token's text, as far as it is certain."""
         inputs = {**self._call.inputs, "request_type": "context_only"}
+        # The lists are shared, not copied: each role counts its own tries, and deaths count for both.
         call = structs.replace(self._call, inputs=inputs, tried=self._call.context_tried, late=self._take_late)
         try:
             async with aclosing(self._generate(call, "context")) as answer:

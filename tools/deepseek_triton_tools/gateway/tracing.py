@@ -30,6 +30,7 @@ class Traces:
     def begins(self, record: HandledRequest) -> None:
         parent = self._propagator.extract({"traceparent": record.trace_parent})
         span = self._tracer.start_span(record.route, parent, SpanKind.SERVER)
+        # Not by request_id: a client may send one twice at a time.
         self._spans[record.upstream_id] = span
         # Triton's --trace-config mode=opentelemetry takes it as the parent of its own span.
         self._propagator.inject(record.upstream_headers, set_span_in_context(span))

@@ -56,6 +56,7 @@ class Call(msgspec.Struct, frozen=True):
     inputs: dict[str, object]
     request_id: str
     affinity: bytes | None = None
+    # msgspec gives each call an empty one of its own, unlike a function's default.
     headers: dict[str, str] = {}
     tried: list[str] = []
     context_tried: list[str] = []
@@ -254,6 +255,7 @@ def affinity_key(prompt: str | Sequence[int] | Sequence[Mapping[str, object]], *
         beginning = messages[: first_user + 1]
     else:
         beginning = prompt[:_PROMPT_IDS]
+    # Not hash(), which differs from process to process: all workers and gateways must agree.
     return blake2b(msgspec.json.encode(beginning), digest_size=8).digest()
 
 

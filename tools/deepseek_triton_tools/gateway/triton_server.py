@@ -103,6 +103,7 @@ class TritonConnection(asyncio.Protocol):
 
     def close(self) -> None:
         if self._transport is not None:
+            # Not close(), which first waits until the server has taken what was sent: a frozen one never does.
             self._transport.abort()
 
     def abandon(self, reason: str) -> None:
@@ -374,6 +375,7 @@ class TritonServer:
     async def _connection(self, *, fresh: bool = False) -> tuple[TritonConnection, bool]:
         """A connection, and whether it has carried a request before. Raises ConnectionFailed."""
         while self._idle and not fresh:
+            # The one that was used last: servers close those that have been idle for long.
             connection = self._idle.pop()
             if connection.usable:
                 return connection, True
