@@ -74,21 +74,20 @@ def completion_logprobs(
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     offsets: list[int] = []
-    each: list[tuple[dict[str, _Token] | None, str]] = []
     for document in logprobs:
         generated = _decode(document)
         texts = [next(iter(one.values())).decoded_token or "" if one else "" for one in generated]
         if generated and not generated[0]:
             texts[0] = echoed[: max(0, len(echoed) - sum(map(len, texts)))]
-        each += zip(generated, texts, strict=True)
-    for candidates, text in each:
-        found = list((candidates or {}).values())
-        known = bool(found) and found[0].logprob is not None
-        tokens.append(text)
-        values.append(_number(found[0].logprob) if known else None)
-        tops.append({one.decoded_token or "": _number(one.logprob) for one in found[: num_top + 1]} if known else None)
-        offsets.append(offset)
-        offset += len(text)
+        for candidates, text in zip(generated, texts, strict=True):
+            found = list((candidates or {}).values())
+            known = bool(found) and found[0].logprob is not None
+            top = {token.decoded_token or "": _number(token.logprob) for token in found[: num_top + 1]}
+            tokens.append(text)
+            values.append(_number(found[0].logprob) if known else None)
+            tops.append(top if known else None)
+            offsets.append(offset)
+            offset += len(text)
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
 

@@ -26,16 +26,17 @@ EndStatus = Literal["completed", "incomplete", "failed"]
 
 @dataclass(slots=True)
 class _Item:
-    """The output item that grows. `document` is what clients get of it; its text is put in at the end."""
+    """The output item that grows.
 
-    kind: Literal["reasoning", "message", "function_call"]
+    stem: of the types of its events. document: what clients get of it; its text is put in at the end. part: its one
+    part of content as it begins; None for a call, which has none.
+    """
+
+    stem: str
     document: dict[str, object]
+    part: dict[str, object] | None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[object] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
 
 
 class ResponseWriter:
@@ -81,32 +82,29 @@ class ResponseWriter:
 
     def reasoning(self, text: str) -> bytes:
         events = b""
-        if self._item is None or self._item.kind != "reasoning":
-            events = self._end_item() + self._begin_item(
-                _Item("reasoning", {"id": _new_id("rs"), "type": "reasoning", "summary": [], "content": []}),
-                {"type": "reasoning_text", "text": ""},
-            )
-        return events + self._delta("response.reasoning_text.delta", text, b'"content_index":0,')
+        if self._item is None or self._item.stem != "reasoning_text":
+            document = {"type": "reasoning", "summary": [], "content": []}
+            events = self._begin_item("reasoning_text", "rs", document, {"type": "reasoning_text", "text": ""})
+        return events + self._delta(text, b'"content_index":0,')
 
     def text(self, text: str, logprobs: Sequence[object] = ()) -> bytes:
         """logprobs: of the tokens of this text, in OpenAI's form."""
         events = b""
-        if self._item is None or self._item.kind != "message":
-            events = self._end_item() + self._begin_item(
-                _Item("message", {"id": _new_id("msg"), "type": "message", "role": "assistant", "content": []}),
-                {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
-            )
+        if self._item is None or self._item.stem != "output_text":
+            part: dict[str, object] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            document = {"type": "message", "role": "assistant", "content": []}
+            events = self._begin_item("output_text", "msg", document, part)
         assert self._item is not None
         self._item.logprobs += logprobs
         extra = b'"content_index":0,"logprobs":' + (_encode(list(logprobs)) if logprobs else b"[]") + b","
-        return events + self._delta("response.output_text.delta", text, extra)
+        return events + self._delta(text, extra)
 
     def begin_call(self, call_id: str, name: str) -> bytes:
-        document: dict[str, object] = {"id": _new_id("fc"), "type": "function_call", "call_id": call_id, "name": name}
-        return self._end_item() + self._begin_item(_Item("function_call", {**document, "arguments": ""}), None)
+        document = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
+        return self._begin_item("function_call_arguments", "fc", document, None)
 
     def arguments(self, text: str) -> bytes:
-        return self._delta("response.function_call_arguments.delta", text)
+        return self._delta(text)
 
     def end_call(self, *, cut: bool = False) -> bytes:
         return self._end_item("incomplete" if cut else "completed")
@@ -130,32 +128,27 @@ class ResponseWriter:
             self._response["incomplete_details"] = {"reason": reason}
         return events + self._event(f"response.{status}", {"response": self._response})
 
-    def _begin_item(self, item: _Item, part: dict[str, object] | None) -> bytes:
-        self._item = item
-        item.document["status"] = "in_progress"
-        self._output.append(item.document)
-        events = self._event("response.output_item.added", {"output_index": self._index, "item": item.document})
+    def _begin_item(
+        self, stem: str, prefix: str, document: Mapping[str, object], part: dict[str, object] | None
+    ) -> bytes:
+        events = self._end_item()
+        self._item = _Item(stem, {"id": _new_id(prefix), **document, "status": "in_progress"}, part)
+        self._output.append(self._item.document)
+        events += self._event("response.output_item.added", {"output_index": self._index, "item": self._item.document})
         if part is not None:
-            events += self._part_event("response.content_part.added", {"part": part})
+            events += self._event("response.content_part.added", {**self._place(self._item), "part": part})
         return events
 
-    def _delta(self, kind: str, text: str, extra: bytes = b"") -> bytes:
+    def _delta(self, text: str, extra: bytes = b"") -> bytes:
         item = self._item
         assert item is not None
         item.pieces.append(text)
         self._number += 1
+        kind = b"response.%b.delta" % item.stem.encode()
         # A template, because this is the one event of which there are many. Ids and types need no escapes.
         return (
             b'event: %b\ndata: {"type":"%b","sequence_number":%d,"item_id":"%b","output_index":%d,%b"delta":%b}\n\n'
-            % (
-                kind.encode(),
-                kind.encode(),
-                self._number - 1,
-                str(item.document["id"]).encode(),
-                self._index,
-                extra,
-                _encode(text),
-            )
+            % (kind, kind, self._number - 1, str(item.document["id"]).encode(), self._index, extra, _encode(text))
         )
 
     def _end_item(self, status: str = "completed") -> bytes:
@@ -163,33 +156,24 @@ class ResponseWriter:
         if item is None:
             return b""
         item.document["status"] = status
-        if item.kind == "function_call":
-            item.document["arguments"] = item.text
-            whole = {"name": item.document["name"], "arguments": item.text}
-            events = self._part_event("response.function_call_arguments.done", whole, in_part=False)
-        elif item.kind == "reasoning":
-            events = self._end_part("response.reasoning_text.done", {"type": "reasoning_text", "text": item.text}, {})
+        text, place = "".join(item.pieces), self._place(item)
+        if item.part is None:
+            item.document["arguments"] = text
+            whole = {"name": item.document["name"], "arguments": text}
+            events = self._event(f"response.{item.stem}.done", {**place, **whole})
         else:
-            logprobs = {"logprobs": item.logprobs}
-            part = {"type": "output_text", "text": item.text, "annotations": [], **logprobs}
-            events = self._end_part("response.output_text.done", part, logprobs)
+            logprobs = {"logprobs": item.logprobs} if "logprobs" in item.part else {}
+            part = {**item.part, "text": text, **logprobs}
+            item.document["content"] = [part]
+            events = self._event(f"response.{item.stem}.done", {**place, "text": text, **logprobs})
+            events += self._event("response.content_part.done", {**place, "part": part})
         events += self._event("response.output_item.done", {"output_index": self._index, "item": item.document})
         self._item = None
         return events
 
-    def _end_part(self, kind: str, part: Mapping[str, object], extra: Mapping[str, object]) -> bytes:
-        assert self._item is not None
-        self._item.document["content"] = [part]
-        return self._part_event(kind, {"text": part["text"], **extra}) + self._part_event(
-            "response.content_part.done", {"part": part}
-        )
-
-    def _part_event(self, kind: str, fields: Mapping[str, object], *, in_part: bool = True) -> bytes:
-        assert self._item is not None
-        place: dict[str, object] = {"item_id": self._item.document["id"], "output_index": self._index}
-        if in_part:
-            place["content_index"] = 0
-        return self._event(kind, {**place, **fields})
+    def _place(self, item: _Item) -> dict[str, object]:
+        place = {"item_id": item.document["id"], "output_index": self._index}
+        return place if item.part is None else {**place, "content_index": 0}
 
     @property
     def _index(self) -> int:

@@ -76,10 +76,7 @@ def is_shareable(call: Call, local_prefill_tokens: int) -> bool:
 async def generate_shared(
     call: Call, generate: Generate, in_background: InBackground
 ) -> AsyncGenerator[list[Part], None]:
-    """The answer of a context server and a generation server, as one. Raises UpstreamError.
-
-    Where no context server takes the request, a generation server does the whole of it.
-    """
+    """The answer of a context server and a generation server, as one. Raises UpstreamError."""
     request = _SharedRequest(call, generate, in_background)
     try:
         async with aclosing(request.context()) as answer:
@@ -87,7 +84,8 @@ async def generate_shared(
                 yield parts
         if request.ended:
             return
-        async with aclosing(request.generation()) as answer:
+        # Where no context server has taken it, a generation server does the whole of it.
+        async with aclosing(request.generation() if request.handover else generate(call, "generation")) as answer:
             async for parts in answer:
                 yield parts
     finally:
@@ -97,7 +95,8 @@ async def generate_shared(
 class _SharedRequest:
     """One request and what has become of it.
 
-    ended: the context server's answer is all there is.
+    ended: the context server's answer is all there is. handover: what tells a generation server where the KV cache is;
+    "" until a context server has it.
     """
 
     def __init__(self, call: Call, generate: Generate, in_background: InBackground) -> None:
@@ -106,7 +105,7 @@ class _SharedRequest:
         self._generate = generate
         self._in_background = in_background
         self._began_s = time.monotonic()
-        self._handover = ""
+        self.handover = ""
         self._must_fetch = False
         """A context server holds the KV cache, and no generation server has been told to fetch it."""
         self._num_text = 0
@@ -124,7 +123,7 @@ class _SharedRequest:
             async with aclosing(self._generate(call, "context")) as answer:
                 async for parts in answer:
                     self._take_handover(parts)
-                    self.ended = not self._handover and any(part.finish_reason for part in parts)
+                    self.ended = not self.handover and any(part.finish_reason for part in parts)
                     self._num_text += sum(len(part.text) for part in parts)
                     self._num_reasoning += sum(len(part.reasoning) for part in parts)
                     if self.ended:
@@ -132,7 +131,7 @@ class _SharedRequest:
                     elif any(part.text or part.reasoning for part in parts):
                         yield [structs.replace(part, **_WITHOUT_END) for part in parts]
         except UpstreamError as error:
-            if self._handover:
+            if self.handover:
                 return  # its last response has come, so whatever went wrong after it means nothing
             if self._num_text or self._num_reasoning or not error.unprocessed or error.code == "E_OVERLOADED":
                 raise
@@ -144,33 +143,26 @@ class _SharedRequest:
         Where the KV cache can't be fetched, or the server dies before it has said anything new, another server computes
         the prompt and the first token again.
         """
-        if not self._handover:
-            async with aclosing(self._generate(self._call, "generation")) as answer:
-                async for parts in answer:
-                    yield parts
-            return
-        try:
-            async with aclosing(self._continued("generation_only")) as answer:
-                async for parts in answer:
-                    yield parts
-        except UpstreamError as error:
-            was_lost = error.code == _CONTEXT_LOST
-            # A server that is full will have room for the KV cache; computing the prompt there costs it more.
-            if self._has_more or error.code == "E_OVERLOADED" or not (error.unprocessed or was_lost):
-                raise
-            _log.warning("the prompt of a request is computed again: %s", error)
-            self._must_fetch = not was_lost  # the server may have died before it fetched
-            self._call.tried.clear()  # where the KV cache was lost, the server is well
-            self.let_go()
-        else:
-            return
-        async with aclosing(self._continued("context_and_generation")) as answer:
-            async for parts in answer:
-                yield parts
+        for request_type in ("generation_only", "context_and_generation"):
+            try:
+                async with aclosing(self._continued(request_type)) as answer:
+                    async for parts in answer:
+                        yield parts
+                return
+            except UpstreamError as error:
+                was_lost = error.code == _CONTEXT_LOST
+                may_repeat = request_type == "generation_only" and not self._has_more
+                # A server that is full will have room for the KV cache; computing the prompt there costs it more.
+                if not may_repeat or error.code == "E_OVERLOADED" or not (error.unprocessed or was_lost):
+                    raise
+                _log.warning("the prompt of a request is computed again: %s", error)
+                self._must_fetch = not was_lost  # the server may have died before it fetched
+                self._call.tried.clear()  # where the KV cache was lost, the server is well
+                self.let_go()
 
     async def _continued(self, request_type: str) -> AsyncGenerator[list[Part], None]:
         """A generation server's answer, without the text that the client has."""
-        inputs = {**self._call.inputs, "request_type": request_type, "context_phase_params": self._handover}
+        inputs = {**self._call.inputs, "request_type": request_type, "context_phase_params": self.handover}
         if isinstance(timeout_ms := inputs.get("timeout_ms"), int):
             inputs["timeout_ms"] = max(1, timeout_ms - round((time.monotonic() - self._began_s) * 1e3))
         num_text, num_reasoning = self._num_text, self._num_reasoning
@@ -209,7 +201,7 @@ class _SharedRequest:
     def _take_handover(self, parts: list[Part]) -> None:
         for part in parts:
             if part.context_phase_params:
-                self._handover, self._must_fetch = part.context_phase_params, True
+                self.handover, self._must_fetch = part.context_phase_params, True
 
     def _take_late(self, parts: list[Part], error: UpstreamError | None) -> None:
         """The context server had finished before it was told to stop."""
@@ -227,7 +219,7 @@ class _SharedRequest:
         inputs: dict[str, object] = {
             "text_input": ".",
             "request_type": "generation_only",
-            "context_phase_params": self._handover,
+            "context_phase_params": self.handover,
             "max_tokens": 1,
             "timeout_ms": round(_RELEASE_S * 1e3),
         }
