@@ -1,14 +1,11 @@
 """Fixtures: supervisors of small trees of real processes."""
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from support.supervising import PYTHON, Supervised, free_ports, port_options, rank_of
-
-Supervise = Callable[..., Supervised]
 
 DEFAULT_SIGNALS = ("env", "--default-signal=HUP,INT,QUIT")
 """As a shell with a terminal starts a program, whatever whoever runs the tests ignores."""

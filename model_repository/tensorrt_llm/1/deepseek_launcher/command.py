@@ -24,8 +24,8 @@ def option(command: Sequence[str], name: str) -> str | None:
     """Return the last value given as `NAME VALUE` or `NAME=VALUE`; None when the option is not there."""
     value = None
     for word, following in zip(command, [*command[1:], ""], strict=True):
-        given, equals, rest = word.partition("=")
-        if given == name:
+        word_name, equals, rest = word.partition("=")
+        if word_name == name:
             value = rest if equals else following
     return value
 
@@ -81,14 +81,14 @@ def checkpoint_hash(repository: Path) -> str | None:
     :raises OSError: when a file can't be read.
     """
     digest = hashlib.sha256()
-    found = False
+    has_index = False
     for path in sorted(repository.glob("*/*/model.yaml")):
         match = _MODEL.search(path.read_text(encoding="utf-8", errors="replace"))
         index = (path.parent / next(filter(None, match.groups())) / INDEX) if match else None
         if index is not None and index.is_file():
             digest.update(index.read_bytes())
-            found = True
-    return digest.hexdigest()[:16] if found else None
+            has_index = True
+    return digest.hexdigest()[:16] if has_index else None
 
 
 def with_plain_path(command: Sequence[str], launch: str, *, make: bool) -> list[str]:

@@ -45,10 +45,10 @@ def is_launch_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def given_launch_id() -> str:
+def own_launch_id() -> str:
     """Return the launch id of this process's environment, or a new one where there is none."""
-    given = os.environ.get(LAUNCH_VARIABLE, "")
-    return given if is_launch_id(given) else os.urandom(4).hex()
+    launch = os.environ.get(LAUNCH_VARIABLE, "")
+    return launch if is_launch_id(launch) else os.urandom(4).hex()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +85,15 @@ def members(tag: LaunchTag, *, spare: Collection[int] = ()) -> list[Process]:
 
 def processes_by_launch() -> dict[str, list[Process]]:
     """Return the tagged processes of this user on this machine, by the id of their launch."""
-    found: dict[str, list[Process]] = {}
+    by_launch: dict[str, list[Process]] = {}
     spared = processes.ancestors(os.getpid())
     for process in processes.all_processes():
         if process.pid in spared or not processes.is_this_users(process.pid):
             continue
         launch = processes.environment_of(process.pid).get(LAUNCH_VARIABLE, "")
         if is_launch_id(launch):
-            found.setdefault(launch, []).append(process)
-    return found
+            by_launch.setdefault(launch, []).append(process)
+    return by_launch
 
 
 def terminate_servers(candidates: Collection[Process]) -> bool:

@@ -127,11 +127,11 @@ def read_records() -> list[LaunchRecord]:
         raise LauncherError(f"{error}: set XDG_RUNTIME_DIR to a folder of this user, or unset it") from error
     for part in (record_folder().parent, record_folder()):
         _check_owner(part)
-    found = []
+    records = []
     for path in sorted(record_folder().glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
-            found.append(_parse(json.loads(path.read_text(encoding="utf-8"))))
-    return found
+            records.append(_parse(json.loads(path.read_text(encoding="utf-8"))))
+    return records
 
 
 def _parse(facts: dict[str, Any]) -> LaunchRecord:
@@ -142,14 +142,14 @@ def _parse(facts: dict[str, Any]) -> LaunchRecord:
     :raises OverflowError: for a whole number that is larger than any finite one.
     """
     record = LaunchRecord(**facts)
-    wanted: dict[str, type | tuple[type, ...]] = {
+    kinds: dict[str, type | tuple[type, ...]] = {
         **dict.fromkeys(("id", "namespace", "state"), str),
         **dict.fromkeys(("pid", "started", "restarts"), int),
         "ports": dict,
         "exit_timeout_s": (int, float),
         "repository": (str, type(None)),
     }
-    if wrong := [name for name, kind in wanted.items() if not isinstance(getattr(record, name), kind)]:
+    if wrong := [name for name, kind in kinds.items() if not isinstance(getattr(record, name), kind)]:
         raise TypeError(f"of another type: {', '.join(wrong)}")
     if not math.isfinite(record.exit_timeout_s):
         raise ValueError("exit_timeout_s is not finite")
@@ -190,7 +190,7 @@ _TICK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundLaunch:
+class Launch:
     """A launch that has a supervisor, or processes, or both."""
 
     id: str
@@ -215,7 +215,7 @@ class FoundLaunch:
         }
 
 
-def find_launches() -> list[FoundLaunch]:
+def find_launches() -> list[Launch]:
     """Return the launches of this user, sorted by id.
 
     :raises LauncherError: when the folder of the records belongs to another user.
@@ -226,29 +226,29 @@ def find_launches() -> list[FoundLaunch]:
         for record in read_records()
         if is_launch_id(record.id) and (record.namespace == namespace() or record.id in tagged)
     }
-    found = []
+    launches = []
     for launch in sorted(tagged.keys() | records.keys()):
         record = records.get(launch)
         supervisor = record.supervisor() if record else None
         num_processes = len(tagged.get(launch, []))
-        found.append(FoundLaunch(id=launch, record=record, supervisor=supervisor, num_processes=num_processes))
-    return found
+        launches.append(Launch(id=launch, record=record, supervisor=supervisor, num_processes=num_processes))
+    return launches
 
 
 def show(*, as_json: bool, say: Callable[[str], None]) -> int:
     """Print the launches with `say`, a line each or as one JSON list; return the exit code."""
-    found = find_launches()
+    launches = find_launches()
     if as_json:
-        say(json.dumps([launch.as_json() for launch in found], indent=2))
+        say(json.dumps([launch.as_json() for launch in launches], indent=2))
         return 0
-    for launch in found:
+    for launch in launches:
         who = f"process {launch.supervisor.pid}" if launch.supervisor else f"{launch.num_processes} processes left"
         columns = [launch.id, launch.state, who]
         if (record := launch.record) is not None:
             ports = " ".join(f"{name} {port}" for name, port in record.ports.items())
             columns += [ports, f"{record.restarts} restarts", record.repository or ""]
         say("  ".join(filter(None, columns)))
-    if not found:
+    if not launches:
         say("nothing runs")
     return 0
 
@@ -289,7 +289,7 @@ def stop(
     return 0
 
 
-def _finish(launch: FoundLaunch, *, now: bool) -> None:
+def _finish(launch: Launch, *, now: bool) -> None:
     """Wait for the supervisor to end, then kill and remove everything that is left of the launch."""
     patience_s = _MARGIN_S
     if launch.record is not None and not now:

@@ -122,10 +122,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _run_verb(arguments: argparse.Namespace) -> int:
     """Run the verb. Each imports only its own: sixteen ranks of a node start at once, and their processes stay."""
-    given = vars(arguments)
     if arguments.verb in ("run", "rank"):
         words: list[str] = arguments.command
-        command = tuple(words[1:] if words[:1] == ["--"] else words)
+        arguments.command = command = tuple(words[1:] if words[:1] == ["--"] else words)
         if not command:
             raise UsageError("no command: expected `-- COMMAND...` at the end")
         if arguments.verb == "rank":
@@ -138,7 +137,7 @@ def _run_verb(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 "--allow-http is off: readiness is asked over HTTP; leave it on, at --http-address=127.0.0.1"
             )
-        return run(RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)} | {"command": command}))
+        return run(RunOptions(**{field.name: getattr(arguments, field.name) for field in fields(RunOptions)}))
     from deepseek_launcher.launches import show, stop
 
     if arguments.verb == "list":

@@ -110,13 +110,13 @@ def descendants(processes: Iterable[Process], roots: Iterable[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process.pid)
-    found: set[int] = set()
+    below: set[int] = set()
     waiting = list(roots)
     while waiting:
-        new = [pid for pid in children.get(waiting.pop(), []) if pid not in found]
-        found.update(new)
+        new = [pid for pid in children.get(waiting.pop(), []) if pid not in below]
+        below.update(new)
         waiting += new
-    return found
+    return below
 
 
 def ancestors(pid: int) -> set[int]:

@@ -26,9 +26,9 @@ from deepseek_launcher.launch_tag import (
     RANK_VARIABLE,
     LaunchTag,
     SupervisorGuard,
-    given_launch_id,
     kill_all,
     members,
+    own_launch_id,
     terminate_servers,
 )
 from deepseek_launcher.output import OutputWriter, write_last_message
@@ -86,8 +86,8 @@ _NEEDED = {"started": ("host", "pid"), "alive": (), "ended": ("code",)}
 
 def parse_event(text: str, launch: str) -> dict[str, Any] | None:
     """Return the event's facts; None for any other line. A launcher may have put a tag before the event."""
-    _, found, rest = text.partition(_PREFIX)
-    if not found:
+    _, prefix, rest = text.partition(_PREFIX)
+    if not prefix:
         return None
     try:
         facts, _ = json.JSONDecoder().raw_decode(rest)
@@ -116,8 +116,8 @@ def mpi_size(environment: Mapping[str, str]) -> int:
 
 
 def _first_number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    found = (environment.get(name, "") for name in names)
-    return next((int(value) for value in found if value.isdecimal()), default)
+    values = (environment.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdecimal()), default)
 
 
 # A signal that nothing else sends.
@@ -138,7 +138,7 @@ _LINGER_S = 1.5
 def rank(command: Sequence[str]) -> int:
     """Run `command` as this rank; return its exit code, as a shell gives it, when no process of it is left."""
     number = mpi_rank(os.environ)
-    tag = LaunchTag(launch=given_launch_id(), rank=number)
+    tag = LaunchTag(launch=own_launch_id(), rank=number)
     killed = f"{ended_line(number, tag.launch, KILLED_CODE)}\n".encode()
     with SupervisorGuard(tag, afterwards=lambda: write_last_message(killed)) as guard:
         return _RankGuard(tag, number, command, guard).run()

@@ -92,9 +92,9 @@ class StubWatch:
     """Watches the stubs that ran when the models became ready: without them tritonserver may answer 200 for ever."""
 
     def __init__(self, tag: LaunchTag, *, spare: Collection[int] = ()) -> None:
-        found = [process for process in members(tag, spare=spare) if process.name == STUB_NAME]
+        stubs = [process for process in members(tag, spare=spare) if process.name == STUB_NAME]
         servers = {process.pid for process in processes.all_processes() if process.name == SERVER_NAME}
-        self._stubs = [process for process in found if process.parent in servers]
+        self._stubs = [process for process in stubs if process.parent in servers]
 
     def gone(self) -> Process | None:
         """Return a stub that has ended; None while all run."""

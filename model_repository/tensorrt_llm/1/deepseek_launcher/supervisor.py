@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deepseek_launcher import launches
 from deepseek_launcher.attempt import Attempt, End, Restarts, Supervision
-from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, LaunchTag, SupervisorGuard, given_launch_id
+from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, LaunchTag, SupervisorGuard, own_launch_id
 from deepseek_launcher.options import RunOptions, UsageError
 
 # Seconds to wait before a restart until the ports of the last attempt are free.
@@ -89,7 +89,7 @@ def run(options: RunOptions) -> int:
     :returns: the exit code: the command's own, 0 after an orderly stop, 4 for the deadline.
     :raises UsageError: when a port is taken, or another supervisor has the same launch. Nothing was started then.
     """
-    tag = LaunchTag(launch=given_launch_id())
+    tag = LaunchTag(launch=own_launch_id())
     models = model_names(options.repository) if options.repository else []
     check_free(options.http_address, options.ports)
     # Two supervisors of one launch would kill each other's processes.
