@@ -21,7 +21,8 @@ from deepseek_triton_build import (
     make_plan,
 )
 from deepseek_triton_build.arithmetic.gpu_memory import ready_within_s
-from deepseek_triton_build.data.releases import dynamo_releases, find_dynamo
+from deepseek_triton_build.data.own_files import load_yaml
+from deepseek_triton_build.data.releases import find_dynamo
 from deepseek_triton_tools.cli.main import main
 from support.dynamo_forms import ALPHA, PAIRS, R1, REQUESTS, planned, planned_pair, text_of
 from support.flags import flat
@@ -110,7 +111,7 @@ def validate(documents):
         flags_of(part, api)
 
 
-DYNAMOS = [*dynamo_releases()]
+DYNAMOS = [*load_yaml("dynamo_releases.yaml")["releases"]]
 FORMS = {**REQUESTS, **PAIRS, **{version: replace(R1, dynamo=version) for version in DYNAMOS}}
 
 

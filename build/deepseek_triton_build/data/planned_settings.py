@@ -12,7 +12,6 @@ from typing import Any
 GUIDE = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
 DEPLOYMENT = "TensorRT-LLM deployment guide for DeepSeek-R1"
 LLM_ARGS = "TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
-PY_EXECUTOR_CREATOR = "TensorRT-LLM tensorrt_llm/_torch/pyexecutor/py_executor_creator.py"
 
 
 class _Explained:

@@ -352,11 +352,6 @@ class DynamoRelease:
         ]
 
 
-def dynamo_releases() -> tuple[str, ...]:
-    """Return the names of the known releases, oldest first."""
-    return tuple(_dynamo_table()["releases"])
-
-
 def find_dynamo(version: str | None) -> DynamoRelease:
     """Return the Dynamo release of that name, or raise UnknownNameError, which names the nearest. None: the newest."""
     version = DEFAULT_DYNAMO if version is None else version

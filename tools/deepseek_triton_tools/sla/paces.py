@@ -179,17 +179,7 @@ class SiliconPaces:
                 "grid": GRID,
             }
             for layout, table in zip(missing, self._ask(question)["tables"], strict=True):
-                place = places[layout]
-                try:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                except OSError as error:
-                    raise ToolError(
-                        f"{place.parent} can't be made: {error.strerror}; XDG_CACHE_HOME names another cache"
-                    ) from error
-                with whole_file(place) as file:  # the grid is the same for all, and would be most of a file
-                    json.dump(
-                        {key: rows for key, rows in table.items() if key not in GRID}, file, separators=(",", ":")
-                    )
+                _keep(places[layout], table)
         tables: dict[ServerLayout, Json | str] = {}
         for layout, place in places.items():
             try:
@@ -215,6 +205,19 @@ class SiliconPaces:
             raise InstallationError(f"{self.python} can't ask AIConfigurator: {last}; make it: {HOW_TO_INSTALL}")
         answer: Json = json.loads(done.stdout)
         return answer
+
+
+def _keep(place: Path, table: Json) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ToolError(
+            f"{place.parent} can't be made: {error.strerror}; XDG_CACHE_HOME names another cache"
+        ) from error
+    # The grid is the same for all, and would be most of a file.
+    own = {name: rows for name, rows in table.items() if name not in GRID}
+    with whole_file(place) as file:
+        json.dump(own, file, separators=(",", ":"))
 
 
 def check_pace(place: Path) -> None:
