@@ -48,23 +48,16 @@ class VllmSizes:
     """The limits that were made smaller so that they fit, in words; empty when none was."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Aim:
-    """The limits of a profile."""
-
-    workload: Workload
-    max_num_seqs: int
-
-
-_AIMS: Mapping[str, _Aim] = {
-    "balanced": _Aim(workload=TYPICAL, max_num_seqs=128),
-    "latency": _Aim(workload=TYPICAL, max_num_seqs=32),
-    "throughput": _Aim(workload=TYPICAL, max_num_seqs=256),
-    "long-64k": _Aim(workload=Workload(isl=65536, osl=1024), max_num_seqs=16),
-    "long-128k": _Aim(workload=Workload(isl=131072, osl=1024), max_num_seqs=4),
-    "rehearsal": _Aim(workload=Workload(isl=256, osl=256), max_num_seqs=8),
+_AIMS: Mapping[str, tuple[Workload, int]] = {
+    "balanced": (TYPICAL, 128),
+    "latency": (TYPICAL, 32),
+    "throughput": (TYPICAL, 256),
+    "long-64k": (Workload(isl=65536, osl=1024), 16),
+    "long-128k": (Workload(isl=131072, osl=1024), 4),
+    "rehearsal": (Workload(isl=256, osl=256), 8),
 }
-"""Profile -> its limits with vLLM. The other profiles are for TensorRT-LLM's own programs and its wide EP."""
+"""Profile -> the workload and max_num_seqs that it aims at with vLLM. The other profiles are for TensorRT-LLM's own
+programs and its wide EP."""
 VLLM_PROFILES = tuple(_AIMS)
 PROMPT_HEAVY_TOKENS, BATCHED_TOKENS, LATENCY_TOKENS = 32768, 16384, 8192
 """The guide's three values of max_num_batched_tokens."""
@@ -176,15 +169,15 @@ def choose_vllm_sizes(target: VllmTarget) -> tuple[VllmSizes, Budget]:
 
 def _wanted(target: VllmTarget) -> VllmSizes:
     """Return the sizes that are wanted, before any of them is made smaller to fit."""
-    request, aim = target.request, _AIMS[target.profile.name]
+    request, (usual, max_num_seqs) = target.request, _AIMS[target.profile.name]
     asked, drafts = request.workload, request.mtp or 0
-    workload = asked.filled_from(aim.workload)
+    workload = asked.filled_from(usual)
     needed = round_up((workload.isl or 0) + (workload.osl or 0), 256)
     longest = min(max(MAX_SEQ_LEN, needed), target.architecture.max_position_embeddings)
     if asked.isl is not None or asked.osl is not None:
         longest = needed
     refuse_longer_than_the_model_reads(target, workload, longest)
-    batch = aim.max_num_seqs if asked.concurrency is None else -(-asked.concurrency // target.data_parallel_size)
+    batch = max_num_seqs if asked.concurrency is None else -(-asked.concurrency // target.data_parallel_size)
     beside = bytes_beside(target.architecture, target.layout)
     tokens = PROMPT_HEAVY_TOKENS if is_prompt_heavy(workload) else BATCHED_TOKENS
     if target.profile.name == "latency" or target.data_parallel:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, ready_within_s
 from deepseek_triton_build.build_errors import RefusedPlanError
@@ -87,19 +87,16 @@ class _Worker:
         return f"{deployment}-{self.mode or 'engine'}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shared:
+class _Shared(NamedTuple):
     """The facts that are the same for all workers of a deployment."""
 
     dynamo: DynamoRelease
+    is_beta: bool
+    """Whether Dynamo's API is v1beta1."""
     name: str
     model: str
     domain: bool
     """Whether the nodes share NVLink."""
-
-    @property
-    def is_beta(self) -> bool:
-        return self.dynamo.api == "v1beta1"
 
 
 def _text(workers: tuple[_Worker, ...], stamp: str) -> str:
@@ -111,6 +108,7 @@ def _text(workers: tuple[_Worker, ...], stamp: str) -> str:
     nodes = sum(worker.replicas * worker.plan.num_nodes for worker in workers)
     shared = _Shared(
         dynamo=dynamo,
+        is_beta=dynamo.api == "v1beta1",
         name=plan.variant.name.replace(".", "-"),
         model=next(str(setting.value) for setting in plan.settings if setting.key == "model"),
         # Nodes that share NVLink need a ComputeDomain.
