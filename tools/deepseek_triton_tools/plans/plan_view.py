@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepseek_triton_build import (
     FORMATS,
@@ -29,8 +28,7 @@ _LENGTHS = ((1024, 1024), (1024, 2048), (8192, 1024), (32768, 4096), (65536, 409
 """Lengths (input tokens, output tokens) for which concurrency is shown if none is asked for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Concurrency:
+class _Concurrency(NamedTuple):
     """Number of requests of one length that run at once, over the whole instance."""
 
     isl: int
@@ -38,19 +36,6 @@ class Concurrency:
     kv_cache_holds: int
     runs: int
     """The smaller of what the KV cache holds and what max_batch_size allows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedLaunch:
-    """The start of a plan."""
-
-    script: str
-    command: str
-    """The command that starts it: on one node the script, on several nodes the script with its variables."""
-    nodes: int
-    gpus_per_node: int
-    mpi_ranks: int
-    where: str
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -93,16 +78,16 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "kv_tokens": budget.kv_tokens,
             "kv_tokens_of_instance": budget.total_kv_tokens,
         },
-        "concurrency": [dataclasses.asdict(row) for row in concurrency(plan)],
+        "concurrency": [row._asdict() for row in _concurrency(plan)],
         "max_concurrency": plan.max_concurrency or None,
         "host_memory_bytes": plan.host_memory or None,
-        "launch": dataclasses.asdict(launch(plan)),
+        "launch": _launch(plan),
         "warnings": [warning_document(warned) for warned in plan.warnings],
         "omissions": [dataclasses.asdict(omission) for omission in plan.omissions],
     }
 
 
-def concurrency(plan: Plan) -> Iterator[Concurrency]:
+def _concurrency(plan: Plan) -> Iterator[_Concurrency]:
     """Yield the requests at once, at the lengths asked for, or else at the plan's own and at typical ones."""
     if plan.budget is None:
         return
@@ -123,26 +108,27 @@ def concurrency(plan: Plan) -> Iterator[Concurrency]:
         }
     for isl, osl in sorted(lengths):
         held = plan.budget.concurrent_requests(isl, osl)
-        yield Concurrency(isl=isl, osl=osl, kv_cache_holds=held, runs=min(held, plan.max_concurrency))
+        yield _Concurrency(isl, osl, kv_cache_holds=held, runs=min(held, plan.max_concurrency))
 
 
-def launch(plan: Plan) -> PlannedLaunch:
-    """Say how `plan` is started, in the first format of its profile."""
+def _launch(plan: Plan) -> dict[str, Any]:
+    """Say how `plan` is started, in the first format of its profile: by its script, on several nodes with variables."""
     if plan.gpu is None:
-        return PlannedLaunch(
-            script="start.sh",
-            command="deepseek-triton serve DIR",
-            nodes=1,
-            gpus_per_node=0,
-            mpi_ranks=0,
-            where="here, or wherever tritonserver and the engine's packages are",
-        )
+        return {
+            "script": "start.sh",
+            "command": "deepseek-triton serve DIR",
+            "nodes": 1,
+            "gpus_per_node": 0,
+            "mpi_ranks": 0,
+            "where": "here, or wherever tritonserver and the engine's packages are",
+        }
     format = usable_formats(plan)[0]
     script = FORMATS[format].start
     image = plan.image_for(format)
     in_container = (
         f"in {image}" if image or plan.vllm is None else f"where tritonserver and vLLM {plan.vllm.version} are"
     )
+    command = script
     if plan.vllm is not None and plan.num_nodes > 1:
         command = f"NODE_RANK=0 MASTER_ADDR=node1 {script}"
         in_container += (
@@ -156,16 +142,14 @@ def launch(plan: Plan) -> PlannedLaunch:
             f", on the first of {plan.num_nodes} nodes, with ssh to the others; under Slurm instead, without HOSTS: "
             f"srun --mpi=pmix --nodes {plan.num_nodes} --ntasks-per-node {plan.gpus_per_node} {script}"
         )
-    else:
-        command = script
-    return PlannedLaunch(
-        script=script,
-        command=command,
-        nodes=plan.num_nodes,
-        gpus_per_node=plan.gpus_per_node,
-        mpi_ranks=plan.world_size if plan.vllm is None else 0,
-        where=in_container,
-    )
+    return {
+        "script": script,
+        "command": command,
+        "nodes": plan.num_nodes,
+        "gpus_per_node": plan.gpus_per_node,
+        "mpi_ranks": plan.world_size if plan.vllm is None else 0,
+        "where": in_container,
+    }
 
 
 def warning_document(warned: PlanWarning) -> dict[str, Any]:
@@ -201,17 +185,18 @@ def show_plan(plan: Plan, *, as_json: bool, brief: bool = False) -> None:
         _show_memory(plan)
         if not brief:
             _show_settings(plan)
-        how = launch(plan)
+        how = _launch(plan)
         print(styled("Start", "1"))
         if plan.checkpoint is not None:
             weights, host = _decimal(plan.checkpoint.weight_bytes), _decimal(plan.host_memory)
             ahead = "the engine reads them ahead, with less it loads more slowly"
             then = "the page cache keeps them for the next start" if plan.vllm else ahead
             print(paragraph(f"loads {weights} of weights; with {host} of memory available on each node {then}"))
-        nodes = "one node" if how.nodes == 1 else f"{how.nodes} nodes of {how.gpus_per_node} GPUs"
-        ranks = f", {how.mpi_ranks} MPI ranks" if how.mpi_ranks else ""
-        print(paragraph(f"{nodes}{ranks}: {how.command}, {how.where}"))
-        print(paragraph(f"`deepseek-triton build` with the same options and --output DIR writes it, with {how.script}"))
+        nodes = "one node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes of {plan.gpus_per_node} GPUs"
+        ranks = f", {how['mpi_ranks']} MPI ranks" if how["mpi_ranks"] else ""
+        print(paragraph(f"{nodes}{ranks}: {how['command']}, {how['where']}"))
+        words = "`deepseek-triton build` with the same options and --output DIR writes it, with"
+        print(paragraph(f"{words} {how['script']}"))
         show_warnings(plan)
         if plan.omissions and not brief:
             print(f"\n{styled('Left out', '1')}")
@@ -336,7 +321,7 @@ def _show_memory(plan: Plan) -> None:
     rows.append(("", "in all", budget.memory, ""))
     cells = [(mark, name, f"{size / GIB:6.1f}", what) for mark, name, size, what in rows]
     show(Table(title="", headings=("", "part", "GiB", ""), rows=cells))
-    counts = [(f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}") for c in concurrency(plan)]
+    counts = [(f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}") for c in _concurrency(plan)]
     limit = "max_num_seqs" if plan.vllm else "max_batch_size"
     title = f"Requests at once, of all {plan.world_size} GPUs; {limit} allows {plan.max_concurrency:,}"
     show(Table(title=title, headings=("input tokens", "output tokens", "KV cache holds", "run at once"), rows=counts))
