@@ -129,15 +129,9 @@ def test_head_and_options(client):
     assert wanted <= {*exposed["access-control-expose-headers"].split(", ")}
 
 
-@pytest.mark.slow
-def test_a_request_id_goes_in_and_out_and_carries_nothing_else(triton, client):
-    headers = {"X-Request-Id": "mine-1", "X-Other": "secret", "Authorization": "Bearer k", "traceparent": "a\tb"}
-    response = client.post(CHAT, json=BODIES[CHAT], headers=headers)
-    assert response.headers["x-request-id"] == "mine-1"
-    assert triton.asked[0]["id"].startswith("mine-1")
-    assert not any(word in triton.heads[0].lower() for word in ("x-other", "bearer", "a\tb"))
-    odd = client.post(CHAT, json=BODIES[CHAT], headers={"X-Request-Id": 'a"b c'})
-    assert odd.headers["x-request-id"].startswith("req-")
+def test_a_client_s_own_headers_go_no_further(triton, client):
+    client.post(CHAT, json=BODIES[CHAT], headers={"Authorization": "Bearer k", "traceparent": "a\tb"})
+    assert not any(word in triton.heads[0].lower() for word in ("bearer", "a\tb"))
 
 
 ERRORS = [

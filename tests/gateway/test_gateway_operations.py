@@ -102,13 +102,14 @@ def test_ids_and_headers_go_through(gateway, triton, tmp_path, collector):
     settings = {"upstream_headers": (("triton-key", "secret"),), "traces_url": collector.url}
     with gateway(access_log=str(log), **settings) as client:
         for _ in range(2):
-            told = chat(client, {"X-Request-Id": "mine", "traceparent": PARENT})
+            told = chat(client, {"X-Request-Id": "mine", "traceparent": PARENT, "X-Other": "theirs"})
             assert told.headers["x-request-id"] == "mine"
         made = chat(client, {"X-Request-Id": "no good"}, model="other")
     first, second = (asked["id"] for asked in triton.asked)
     assert first != second
     assert first.startswith("mine-")
     assert "\r\ntriton-key: secret" in triton.heads[0]
+    assert "x-other" not in triton.heads[0].lower()
     [trace] = re.findall(r"\r\ntraceparent: (\S+)", triton.heads[0])
     assert trace.startswith(PARENT[:36])
     assert trace != PARENT

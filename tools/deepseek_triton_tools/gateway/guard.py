@@ -47,11 +47,6 @@ class RateBudget:
     missing_for_s: float
     """How long until the refused charge would fit; 0 where it was made."""
 
-    @classmethod
-    def of(cls, limit: int, full_in_s: float, missing_s: float) -> RateBudget:
-        remaining = limit * (1 - full_in_s / _MINUTE_S)
-        return cls(limit, max(0, int(remaining + 1e-6)), full_in_s, missing_s if missing_s > _ROUNDING_S else 0.0)
-
 
 class RateTable:
     """The budgets of all keys. Charges take the file's lock for microseconds; it ends with the process that has it."""
@@ -97,10 +92,13 @@ class RateTable:
                 _ROW.pack_into(self._rows, offset, digest[:16], *full_at)
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-        return [
-            None if limit is None else RateBudget.of(limit, max(0.0, at - now), missing)
-            for limit, at, missing in zip(limits, full_at, missing_s, strict=True)
-        ]
+        budgets: list[RateBudget | None] = [None, None]
+        for index, limit in enumerate(limits):
+            if limit is not None:
+                full_in_s, missing = max(0.0, full_at[index] - now), missing_s[index]
+                remaining = max(0, int(limit * (1 - full_in_s / _MINUTE_S) + 1e-6))
+                budgets[index] = RateBudget(limit, remaining, full_in_s, missing if missing > _ROUNDING_S else 0.0)
+        return budgets
 
     def _row(self, digest: bytes) -> int:
         """The offset of the key's row, or of one that it may have."""

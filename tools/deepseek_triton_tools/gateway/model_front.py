@@ -61,10 +61,7 @@ def openai_error(error: UpstreamError, route: str) -> OpenAIError:
     """The answer to a request at `route` for which the server gave `error`."""
     message = str(error)
     status, code, form = CODES.get(error.code, _NO_CODE)
-    if error.code in ("E_OVERLOADED", "E_UNAVAILABLE"):
-        retry_after_s = error.retry_after_s or 1.0
-    else:
-        retry_after_s = None
+    retry_after_s = (error.retry_after_s or 1.0) if error.code in ("E_OVERLOADED", "E_UNAVAILABLE") else None
     kind = "invalid_request_error" if status == 400 else "server_error"
     param = None
     if error.code == "E_PROMPT_TOO_LONG":
@@ -172,6 +169,7 @@ class Observers:
         self._access_log = AccessLog(settings.access_log) if settings.access_log is not None else None
         self._traces = None
         if settings.traces_url is not None:
+            # Only here: without traces the SDK need not be installed.
             from deepseek_triton_tools.gateway.tracing import Traces
 
             self._traces = Traces(settings.traces_url)
