@@ -65,9 +65,9 @@ if TYPE_CHECKING:
         write_quant_config,
     )
     from deepseek_triton_build.render.merge import Keep, MergeConflict
+    from deepseek_triton_build.render.model_configuration import contract_tables
     from deepseek_triton_build.render.repository_files import EXIT_TIMEOUT_S, MPIRUN_SPARE_S, File, repository_files
     from deepseek_triton_build.render.stamp import build_options
-    from deepseek_triton_build.render.wire_contract import contract_tables
 
 _HOMES = {
     "arithmetic": ("Budget",),
@@ -94,7 +94,7 @@ _HOMES = {
     "planning.plan_request": ("PlanRequest",),
     "planning.target": ("resolve_target",),
     "planning.vllm_sizes": ("resolve_vllm_target",),
-    "render.wire_contract": ("contract_tables",),
+    "render.model_configuration": ("contract_tables",),
     "render.dynamo": ("dynamo_mismatch",),
     "render.folder_upgrade": ("FolderUpgrade", "UpgradedFile", "plan_upgrade"),
     "render.folder_writer": (

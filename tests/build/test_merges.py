@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, format_files, make_plan
 from deepseek_triton_build.render.merge import NoSettingsError, merge_by_keys, merge_by_lines
-from deepseek_triton_tools.plans.plan_diff import changed_lines
+from deepseek_triton_tools.plans.folder_changes import changed_lines
 
 SCRIPT = "set -e\n# ports\nport=8000\nrun \\\n  --port 8000\nexit\n"
 

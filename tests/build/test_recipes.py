@@ -13,7 +13,7 @@ from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, Worklo
 from deepseek_triton_build.catalog import RELEASES, load_release, profiles
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data.spelling import canonical, spell
-from deepseek_triton_build.render.model_yaml import yaml_lines
+from deepseek_triton_build.render.model_configuration import yaml_lines
 from support.flags import flat, from_flags
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -21,7 +21,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import weights
 from deepseek_triton_build.catalog import find_variant, gpus
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data import own_files
-from deepseek_triton_build.render.model_yaml import model_yaml
+from deepseek_triton_build.render.model_configuration import model_yaml
 from deepseek_triton_build.render.repository_files import CHECKSUMS, carried_files
 from deepseek_triton_build.render.stamp import plan_hash
 from support.deepseek_loader import BLOCK, problems, published_tensors, tensors_in

@@ -11,8 +11,7 @@ from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, format
 from deepseek_triton_build.catalog import profiles
 from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.planning.plan_request import BACKEND_NAMES
-from deepseek_triton_build.render.model_yaml import model_yaml
-from deepseek_triton_build.render.wire_contract import config_pbtxt
+from deepseek_triton_build.render.model_configuration import config_pbtxt, model_yaml
 
 TINY = PlanRequest(variant="tiny")
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)

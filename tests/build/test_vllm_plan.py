@@ -27,7 +27,7 @@ from deepseek_triton_build.catalog import PRECISIONS, VLLM_VERSIONS, find_gpu, f
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.planning.vllm_sizes import VLLM_PROFILES
-from deepseek_triton_build.render.model_yaml import model_yaml
+from deepseek_triton_build.render.model_configuration import model_yaml
 from support.space import neighbour, plan_or_refusal
 
 GOLDEN = Path(__file__).with_name("golden_vllm")

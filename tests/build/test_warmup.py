@@ -12,7 +12,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, WarmupLimits, warmup_limits, warmup_shapes
 from deepseek_triton_build.catalog import RELEASES, profiles
 from deepseek_triton_build.data.setting_types import MOST_WARMUP_TOKENS
-from deepseek_triton_build.render.model_yaml import model_yaml
+from deepseek_triton_build.render.model_configuration import model_yaml
 from support.checked import MODEL_YAML, check, only, serious
 
 COUNTS = st.integers(1, 200_000)

@@ -13,7 +13,7 @@ from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
 from deepseek_triton_build.data.releases import DynamoRelease, find_dynamo
 from deepseek_triton_build.render import shell
-from deepseek_triton_build.render.model_yaml import llm_arguments, settings_file_text, yaml_lines
+from deepseek_triton_build.render.model_configuration import llm_arguments, settings_file_text, yaml_lines
 from deepseek_triton_build.text import comment_lines, is_path, yaml_flow
 
 if TYPE_CHECKING:

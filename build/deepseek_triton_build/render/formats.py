@@ -24,7 +24,7 @@ from deepseek_triton_build.render import shell
 from deepseek_triton_build.render import trtllm_commands as trtllm
 from deepseek_triton_build.render import vllm_commands as vllm
 from deepseek_triton_build.render.dynamo import DYNAMO_YAML, dynamo_pair_yaml, dynamo_yaml
-from deepseek_triton_build.render.model_yaml import yaml_lines
+from deepseek_triton_build.render.model_configuration import yaml_lines
 from deepseek_triton_build.render.repository_files import MODEL, File, model_files, settings_files, stamped, text_file
 from deepseek_triton_build.render.stamp import MANIFEST, given_options, manifest, stamp_line, stamped_by
 from deepseek_triton_build.render.trtllm_commands import quickstart_sh

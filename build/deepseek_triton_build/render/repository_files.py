@@ -25,7 +25,7 @@ from deepseek_triton_build.data.planned_settings import is_engine_variable
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.planning.plan_request import ENGINES, PYTHON_BACKEND
 from deepseek_triton_build.render import shell
-from deepseek_triton_build.render.model_yaml import model_yaml, settings_file_text
+from deepseek_triton_build.render.model_configuration import config_pbtxt, model_yaml, settings_file_text
 from deepseek_triton_build.render.stamp import (
     CHECKSUMS,
     MANIFEST,
@@ -36,7 +36,6 @@ from deepseek_triton_build.render.stamp import (
     stamp_line,
 )
 from deepseek_triton_build.render.vllm_commands import engine_flags, model_of, node_values
-from deepseek_triton_build.render.wire_contract import config_pbtxt
 
 START_SH = "start.sh"
 EXIT_TIMEOUT_S = 30

@@ -17,7 +17,7 @@ from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.spelling import canonical, flag_name
 from deepseek_triton_build.render import shell
-from deepseek_triton_build.render.model_yaml import llm_arguments, yaml_lines
+from deepseek_triton_build.render.model_configuration import llm_arguments, yaml_lines
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 from deepseek_triton_build.text import comment_lines, enroot_image, is_path
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.render import shell
-from deepseek_triton_build.render.model_yaml import llm_arguments
+from deepseek_triton_build.render.model_configuration import llm_arguments
 
 if TYPE_CHECKING:
     from deepseek_triton_build.planning.plan import Plan

@@ -35,7 +35,7 @@ from deepseek_triton_tools.generating.prompt_sources import read_messages
 from deepseek_triton_tools.host.host_memory import parse_mountinfo, read_host_memory
 from deepseek_triton_tools.launching.launch_settings import measured_rate
 from deepseek_triton_tools.launching.mpirun import read_host_file
-from deepseek_triton_tools.plans.plan_diff import _lines
+from deepseek_triton_tools.plans.folder_changes import _lines
 from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest
 from deepseek_triton_tools.repository.hub_cache import parse_hub_name
 from deepseek_triton_tools.server.server_log import dead_engine, failure_cause, parse_log_line

@@ -45,7 +45,7 @@ def _plan(args: argparse.Namespace) -> int:
         return 0
     plan = make_plan(request)
     if args.diff is not None:
-        from deepseek_triton_tools.plans.plan_diff import show_diff
+        from deepseek_triton_tools.plans.folder_changes import show_diff
 
         show_diff(plan, args.diff)
     else:

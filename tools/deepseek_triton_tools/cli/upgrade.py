@@ -41,7 +41,7 @@ def add_options(verb: VerbParser) -> None:
 
 def _upgrade(args: argparse.Namespace) -> int:
     require_tools()
-    from deepseek_triton_tools.plans.upgrade_view import UpgradeTarget, upgrade
+    from deepseek_triton_tools.plans.folder_changes import UpgradeTarget, upgrade
 
     _refuse_place(args.folder, apply=args.apply)
     manifest, record = _manifest(args.folder)

@@ -234,7 +234,7 @@ def show_pair(request: DisaggregatedRequest, *, as_json: bool, brief: bool, agai
     """
     plan = make_disaggregated_plan(request)
     if against is not None:
-        from deepseek_triton_tools.plans.plan_diff import show_diff
+        from deepseek_triton_tools.plans.folder_changes import show_diff
 
         for side, server in plan.sides.items():
             show_diff(server, against / side)
