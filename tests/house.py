@@ -40,15 +40,14 @@ GOALS: dict[str, float] = {
 }
 # Where a goal is not reached: what is, which may only come down.
 REACHED: dict[str, float] = {
-    "production lines": 78_200,
-    "modules": 384,
-    "lines of tools": 39_700,
+    "production lines": 77_900,
+    "lines of tools": 39_600,
     "lines of client": 5_650,
     "private functions with one caller, %": 17,
-    "modules that one module imports": 86,
+    "modules that one module imports": 85,
     "test lines": 83_900,
 }
-LEAST_COMMENTS, COMMENTS_GOAL = 1.6, 2.0  # lines with nothing but a comment, % of code lines
+LEAST_COMMENTS, COMMENTS_GOAL = 1.9, 2.0  # lines with nothing but a comment, % of code lines
 SLACK = 1.03
 
 
