@@ -1,5 +1,6 @@
 """`checkpoint quantize`: what is written, how it goes on after a kill, and what is refused."""
 
+import errno
 import hashlib
 import json
 import os
@@ -295,6 +296,16 @@ def test_a_worker_that_is_killed_is_named(source, tmp_path, monkeypatch, checkpo
 
 def _die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_lack_of_descriptors_is_not_taken_for_a_killed_worker(source, tmp_path, monkeypatch, refused):
+    def no_pipe(_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("multiprocessing.context.SpawnContext.Pipe", no_pipe)
+    line = refused("quantize", source, *TO_BF16, tmp_path / "bf16")
+    assert os.strerror(errno.EMFILE) in line
+    assert "killed" not in line
 
 
 @pytest.mark.slow

@@ -174,8 +174,10 @@ def _in_processes(
             process = context.Process(target=_work, args=(theirs, writer), daemon=True)
             # Also while it imports.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            process.start()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             busy[ours] = process
             ours.send(shard)
@@ -196,8 +198,9 @@ def _in_processes(
                     pipe.close()
                     busy.pop(pipe).join()
             yield num_bytes, num_files
-    except (EOFError, OSError) as error:
-        # A process lives until its pipe is closed, so one that does not answer was killed.
+    except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+        # A process lives until its pipe is closed, so one that does not answer was killed. Other errors of the system
+        # have other causes: too few descriptors for a pipe, or no process to be had.
         raise CheckpointError(
             "a process that converts was killed; was memory short? Run the same command again to go on, perhaps with "
             "fewer --workers"
