@@ -85,6 +85,25 @@ with download_lock(pathlib.Path({str(lock)!r}), print):
         pass
 
 
+def test_a_dead_holder_whose_number_another_process_got_is_not_waited_for(lock, holder):
+    lock.write_text(json.dumps(holder | {"start": holder["start"] - 1, "token": "theirs"}))
+    with download_lock(lock, nobody):
+        pass
+
+
+def test_a_holder_of_this_machine_that_runs_is_waited_for(lock, holder):
+    lock.write_text(json.dumps(holder | {"token": "theirs"}))
+    waited_for = []
+
+    def release(holder):
+        waited_for.append(holder)
+        lock.unlink()
+
+    with download_lock(lock, release):
+        pass
+    assert waited_for == [f"process {holder['pid']} on {holder['host']}"]
+
+
 def test_a_holder_elsewhere_is_named_until_it_has_not_touched_the_lock_for_long(lock, holder):
     elsewhere = json.dumps(holder | {"host": "node\x1b7", "pid": 7, "machine": "another"})
     silent = dict.fromkeys(("", "{", "[]", '{"pid": 7}'), "another process")

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from deepseek_triton_build.text import printable_line, safe_name
 from deepseek_triton_tools.checkpoints.folder_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.checkpoints.hub import HubFile, HubListing
-from deepseek_triton_tools.host.processes import is_running
+from deepseek_triton_tools.host.processes import start_of
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     MANIFEST_NAME,
@@ -214,6 +214,8 @@ class LockHolder:
     pid: int
     machine: str
     """One name for each kernel and container, in which `pid` is a process."""
+    start: int | None
+    """When the process began, which tells it from a later one that got its number."""
     token: str
 
     def __str__(self) -> str:
@@ -225,13 +227,13 @@ def download_lock(path: Path, on_wait: Callable[[str], object]) -> Iterator[None
     """Hold the lock while the block runs: one download at a time into one place, also for hosts that share it.
 
     The lock is a file that its holder touches every few seconds. A holder that died is known at once on its own
-    machine, unless another process has its number, and elsewhere when it has not touched the file for a minute, by the
-    clock of who waits. The folder of `path` has to be there.
+    machine, and elsewhere when it has not touched the file for a minute, by the clock of who waits. The folder of
+    `path` has to be there.
 
     :param on_wait: called, again and again while others hold it, with who that is.
     :raises OSError: when the file can't be written.
     """
-    own = LockHolder(socket.gethostname(), os.getpid(), _machine(), secrets.token_hex(8))
+    own = LockHolder(socket.gethostname(), os.getpid(), _machine(), start_of(os.getpid()), secrets.token_hex(8))
     seen: tuple[str, float] | None = None
     since_s = 0.0
     # flock is not used: some network file systems lack it, and others keep it from host to host.
@@ -244,7 +246,7 @@ def download_lock(path: Path, on_wait: Callable[[str], object]) -> Iterator[None
         if state != seen:
             seen, since_s = state, time.monotonic()
         holder = parsed_holder(state[0])
-        has_died = holder is not None and holder.machine == own.machine != "" and not is_running(holder.pid)
+        has_died = holder is not None and holder.machine == own.machine != "" and start_of(holder.pid) != holder.start
         if has_died or time.monotonic() - since_s > _DEAD_AFTER_S:
             _remove(path, state[0])
             continue

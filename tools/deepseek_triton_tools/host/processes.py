@@ -11,11 +11,17 @@ from pathlib import Path
 
 def is_running(pid: int) -> bool:
     """Tell whether a process runs. One that has ended runs no more, also while its parent has not asked for its end."""
+    return start_of(pid) is not None
+
+
+def start_of(pid: int) -> int | None:
+    """When a process that runs began, in clock ticks since the machine did; None of one that has ended."""
     try:
-        # The name is in parentheses and may hold any character. After it comes the state.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        # The name is in parentheses and may hold any character. After it come the fields from 3 on, of proc(5).
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[22 - 3])
     except OSError:
-        return False
+        return None
 
 
 def holder_of(port: int) -> str | None:
