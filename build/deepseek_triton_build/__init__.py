@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from deepseek_triton_build.render.repository_files import EXIT_TIMEOUT_S, MPIRUN_SPARE_S, File, repository_files
     from deepseek_triton_build.render.stamp import build_options
 
+# Module -> the names above that it has. A module is imported when one of its names is asked for: planner and renderers
+# take three times as long to import as the catalogue, and many verbs, such as `probe`, need only `text`.
 _HOMES = {
     "arithmetic": ("Budget",),
     "build_errors": (
@@ -121,8 +123,6 @@ _HOMES = {
     "render.repository_files": ("EXIT_TIMEOUT_S", "File", "MPIRUN_SPARE_S", "repository_files"),
     "render.stamp": ("build_options",),
 }
-"""Module -> the names above that it has. A module is imported when one of its names is asked for: planner and renderers
-take three times as long to import as the catalogue, and many verbs, such as `probe`, need only `text`."""
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _READ_AHEAD_BYTES = 2**18
 """Number of received bytes kept here for the reader; beyond that the socket is not read."""
 
+# Seconds to handle what arrived while other code blocked the event loop, before a limit counts as run out.
 _GRACE_S = 0.02
-"""Seconds to handle what arrived while other code blocked the event loop, before a limit counts as run out."""
 
 
 class AsyncioRuntime:

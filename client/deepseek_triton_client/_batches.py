@@ -123,8 +123,8 @@ def answers_in_background(
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+# Process id of the process that runs `_loop`: a forked child has no copy of its thread.
 _owner = 0
-"""Process id of the process that runs `_loop`: a forked child has no copy of its thread."""
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:

@@ -382,6 +382,7 @@ def _refusal(error: Exception) -> tuple[int, Mapping[str, Any]]:
     return 500, {"error": f"[E_INTERNAL] FakeServer: {hint}; got {error!r}"}
 
 
+# HTTP status and text. Triton answers 400 to every error of a model that comes before the first chunk.
 _REFUSALS: dict[type[Exception], tuple[int, str]] = {
     InvalidRequest: (400, "[E_INVALID_ARGUMENT] {}"),
     Overloaded: (400, "[E_OVERLOADED] {}"),
@@ -392,7 +393,6 @@ _REFUSALS: dict[type[Exception], tuple[int, str]] = {
     ModelNotReady: (400, "Request for unknown model: {} is not at ready state"),
     AccessDenied: (401, "{}"),
 }
-"""HTTP status and text. Triton answers 400 to every error of a model that comes before the first chunk."""
 
 _MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/?(ready|generate|generate_stream|)")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from deepseek_triton_build.text import LINE_WIDTH, comment_lines, kept_lines, template_lines, with_values
 
+# Columns by which a comment may be longer than WIDTH, because its author chose where the line ends.
 _TOLERATED = 10
-"""Columns by which a comment may be longer than WIDTH, because its author chose where the line ends."""
 
 
 def filled(package: str, path: str, values: Mapping[str, Any]) -> str:

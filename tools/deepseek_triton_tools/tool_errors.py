@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# The dashes alone make any two options somewhat alike.
 _ALIKE = 0.7
-"""The dashes alone make any two options somewhat alike."""
 
 
 class ToolError(Exception):

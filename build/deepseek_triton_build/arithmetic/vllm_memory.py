@@ -20,22 +20,22 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
 )
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Precision
 
+# Memory that nvidia-smi counts and PyTorch does not: 140.4 against 139.8 GiB on an H200, 79.6 against 79.1 on an H100
+# (the "total capacity" of public out-of-memory messages).
 _DRIVER_BYTES = int(0.6 * GIB)
-"""Memory that nvidia-smi counts and PyTorch does not: 140.4 against 139.8 GiB on an H200, 79.6 against 79.1 on an H100
-(the "total capacity" of public out-of-memory messages)."""
+# A captured size. vLLM's graphs share one pool, so a size takes little: an estimate.
 _GRAPH_BYTES = 20 * 2**20
-"""A captured size. vLLM's graphs share one pool, so a size takes little: an estimate."""
+# Data parallelism adds this to vLLM's estimate of the graphs: 4.29 GiB were found for 19 sizes of two ranks.
 _DP_GRAPH_BYTES = 4 * GIB
-"""Data parallelism adds this to vLLM's estimate of the graphs: 4.29 GiB were found for 19 sizes of two ranks."""
+# Memory that is taken beside vLLM's share, as two H200s reported: 2.2 GiB of graphs above vLLM's estimate of them, 2.0
+# of NCCL and others, 2.5 more through Triton.
 _BESIDE_BYTES = int(6.7 * GIB)
-"""Memory that is taken beside vLLM's share, as two H200s reported: 2.2 GiB of graphs above vLLM's estimate of them, 2.0
-of NCCL and others, 2.5 more through Triton."""
 _CONTEXT_TOKENS = 64 * 1024
 """Most tokens of earlier chunks whose keys and values are computed again at once (vLLM
 vllm/model_executor/layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size)."""
+# Copies of the experts' activations, where they are more than one: Marlin took as much again (the second of the
+# measured rows).
 _EXPERT_COPIES: Mapping[Precision, int] = {"w4a16": 2}
-"""Copies of the experts' activations, where they are more than one: Marlin took as much again (the second of the
-measured rows)."""
 
 
 def vllm_budget(

@@ -42,14 +42,14 @@ LONGEST_ANSWER = 32768
 """The maximum generation length of the evaluations in DeepSeek-R1's model card."""
 KV_FRACTION = 0.8
 """The KV cache's share of free memory when the recipe gives none (the deployment guide for DeepSeek-R1)."""
+# Limits are multiples of it, so that they are whole KV blocks, of 32 or 64 tokens.
 _BLOCK = 64
-"""Limits are multiples of it, so that they are whole KV blocks, of 32 or 64 tokens."""
 _DRAFTS = "speculative_config.num_nextn_predict_layers"
+# Factor by which a smaller iteration has to raise the number of requests held, as it makes prompts slower.
 _LEAST_GAIN = 1.25
-"""Factor by which a smaller iteration has to raise the number of requests held, as it makes prompts slower."""
+# Rounds of shrinking the batch. A smaller batch has fewer graphs and smaller iterations, so the cache holds a little
+# more; that settles at once.
 _ROUNDS = 4
-"""Rounds of shrinking the batch. A smaller batch has fewer graphs and smaller iterations, so the cache holds a little
-more; that settles at once."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,8 @@ _PERIOD_S = 10
 _TWO_HOURS_S = 7200
 """The operator's own limit of a start."""
 _DEFAULT_SHARED_GIB = 8
+# Releases whose publisher of KV events gets a wrong block size, so that no block is published (ai-dynamo/dynamo#5015).
 _BROKEN_EVENTS = ("0.7.0",)
-"""Releases whose publisher of KV events gets a wrong block size, so that no block is published
-(ai-dynamo/dynamo#5015)."""
 
 
 def dynamo_mismatch(plan: Plan) -> str:

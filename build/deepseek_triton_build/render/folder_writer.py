@@ -26,9 +26,9 @@ _MANIFESTS = (PurePosixPath(MODEL, MANIFEST), PurePosixPath(MANIFEST))
 _SERVED = (*_MANIFESTS, *(PurePosixPath(side, path) for side in (CONTEXT, GENERATION) for path in _MANIFESTS))
 """Where the manifests lie on which servers hold locks: those above, and those of a pair's two sides."""
 _BACKUP_NAME = re.compile(r"\.before-upgrade-([1-9][0-9]{0,8})$", re.ASCII)
+# Characters of the folder's name that its scratch folder's name begins with. The folder's name may be as long as a name
+# can be, which leaves no room for the random part of the scratch folder's name.
 _LONGEST_PREFIX = 40
-"""Characters of the folder's name that its scratch folder's name begins with. The folder's name may be as long as a
-name can be, which leaves no room for the random part of the scratch folder's name."""
 _DEPLOYMENT = (
     *("options", "format", "variant", "engine", "gpu", "gpus", "precision", "profile", "recipe", "release", "image"),
 )

@@ -45,8 +45,8 @@ MPIRUN_SPARE_S = 20
 _MAX_RESTARTS = 3
 _TAG = "DEEPSEEK_TRITON_LAUNCH"
 """The variable by which the processes of one launch are known."""
+# The model card, which says under which licence the rest may travel. No engine reads it, so it needs no checksum.
 _CARD = "README.md"
-"""The model card, which says under which licence the rest may travel. No engine reads it, so it needs no checksum."""
 _MEND = "restore the folder from this project's repository, or name another checkpoint with --model"
 
 

@@ -27,8 +27,8 @@ RELEASE_RECORD = "release.yaml"
 CHECKSUMS = "checksums.sha256"
 """Name of the file with the checksums of those that an engine reads, in the form of sha256sum."""
 _SETTINGS_FILES = (".yaml", ".yml", ".pbtxt", ".sh", ".slurm")
+# Bytes of the longest text that is unpacked from a manifest: a damaged one could ask for any amount of memory.
 _LONGEST_TEXT = 2**20
-"""Bytes of the longest text that is unpacked from a manifest: a damaged one could ask for any amount of memory."""
 
 
 def stamp_line(plan: Plan, version: str, *, format: str = "triton") -> str:

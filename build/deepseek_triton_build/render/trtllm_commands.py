@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 YAML_NAME = "extra-llm-api-config.yml"
 _LEAST_REQUESTS = 10
+# Requests for each of those that run at once. The published runs send 10 requests one at a time, and 5,120 requests
+# 1,024 at a time (TensorRT-LLM blog: How to get best performance on DeepSeek-R1).
 _REQUESTS_PER_PLACE = 5
-"""Requests for each of those that run at once. The published runs send 10 requests one at a time, and 5,120 requests
-1,024 at a time (TensorRT-LLM blog: How to get best performance on DeepSeek-R1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

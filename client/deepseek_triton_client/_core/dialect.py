@@ -24,9 +24,9 @@ from deepseek_triton_client._core.response_reader import Cumulative, Deltas, Mod
 from deepseek_triton_client._core.results import ModelMetadata
 from deepseek_triton_client._core.sampling_params import GUIDES, SAMPLING_BY_NAME, SamplingParams
 
+# Milliseconds between chunks of a stream that the client reads for a caller who wants the whole answer: these chunks
+# only show the server whether the client is still there.
 _KEEPALIVE_INTERVAL_MS = 500
-"""Milliseconds between chunks of a stream that the client reads for a caller who wants the whole answer: these chunks
-only show the server whether the client is still there."""
 
 
 class Dialect:

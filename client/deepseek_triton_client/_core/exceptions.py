@@ -101,8 +101,8 @@ BY_CODE: dict[str, type[DeepseekTritonError]] = {
     "E_INTERNAL": ServerError,
 }
 
+# Codes with which the backend refuses a request that another server, or the same one later, should get.
 _REFUSALS = frozenset({"E_OVERLOADED", "E_UNAVAILABLE"})
-"""Codes with which the backend refuses a request that another server, or the same one later, should get."""
 
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
 

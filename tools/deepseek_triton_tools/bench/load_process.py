@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
     from multiprocessing.synchronize import Event
 
+# A collection of all objects would be a gap in every stream.
 _GC_THRESHOLD = (50_000, 20, 1_000)
-"""A collection of all objects would be a gap in every stream."""
 _OPEN_FILES = 256
 """Files and connections beside those of the streams."""
 _PROGRESS_S = 0.25
 _TICK_S = 0.01
 """How often the delay of the event loop is measured."""
+# A user waits so long after a failure, because a server that is down refuses thousands of requests a second.
 _AFTER_FAILURE_S = 0.1
-"""A user waits so long after a failure, because a server that is down refuses thousands of requests a second."""
 _TRIAL_S = 120
+# Longest prompt of the request that tries the server out, so that no prefix cache knows the real ones.
 _TRIAL_TOKENS = 8
-"""Longest prompt of the request that tries the server out, so that no prefix cache knows the real ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,10 @@ from deepseek_triton_tools.bench.targets import TargetSettings
 from deepseek_triton_tools.bench.workload import Conversation, LoadPoint
 from deepseek_triton_tools.tool_errors import ToolError
 
+# Conversations of a closed loop that goes on for a time: more than it will send, so that no prompt comes twice.
 _ENDLESS = 200_000
-"""Conversations of a closed loop that goes on for a time: more than it will send, so that no prompt comes twice."""
+# A process can read some 30,000 chunks a second.
 _STREAMS_A_PROCESS = 256
-"""A process can read some 30,000 chunks a second."""
 _POLL_S = 0.2
 _HEAD_START_S = 0.2
 """Seconds between the last process being ready and the start of the run."""

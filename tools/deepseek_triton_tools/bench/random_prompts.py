@@ -20,13 +20,13 @@ from deepseek_triton_tools.tool_errors import CheckpointError, InstallationError
 TokenCounter: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
 """Returns the number of tokens of each text."""
 
+# Every DeepSeek tokenizer begins with the tokens for begin, end and padding.
 _FIRST_TEXT = 3
-"""Every DeepSeek tokenizer begins with the tokens for begin, end and padding."""
+# DeepSeek-V3's other special tokens follow its 128,000 tokens of text. How many ids a server says that there are
+# (128,815 with them, 129,280 with padding) depends on the engine, so random prompts mustn't depend on it.
 _DEEPSEEK_TEXT = 128_000
-"""DeepSeek-V3's other special tokens follow its 128,000 tokens of text. How many ids a server says that there are
-(128,815 with them, 129,280 with padding) depends on the engine, so random prompts mustn't depend on it."""
+# The tiny model has 17 special tokens at the end of a small vocabulary.
 _MOST_SPECIAL = 32
-"""The tiny model has 17 special tokens at the end of a small vocabulary."""
 _PROMPT, _PREFIX, _ANSWER = 1, 2, 3
 """Parts of the keys of random ids, so that no prompt is the same as a prefix."""
 

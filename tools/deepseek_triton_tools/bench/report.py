@@ -27,8 +27,8 @@ from deepseek_triton_tools.bench.workload import LoadPoint
 
 _LATE_MS, _LATE_SHARE = 10.0, 0.01
 """A client that sent later than both was the limit. The share is of the median end-to-end latency."""
+# A template and the first token are the same in all prompts.
 _CACHED_SHARE = 0.03
-"""A template and the first token are the same in all prompts."""
 _SERVER_FACTS = {
     "name": "Served model",
     "checkpoint": "Checkpoint",

@@ -91,8 +91,8 @@ def counted_chunks(times: Sequence[float], tokens: Sequence[int], total: int) ->
     return list(times[:num_chunks]), [each + (number < rest) for number in range(num_chunks)]
 
 
+# A stream that had a token and then none for so long has lost its end (docs/tritonserver.md), and would stay open.
 _STALLED_S = 300.0
-"""A stream that had a token and then none for so long has lost its end (docs/tritonserver.md), and would stay open."""
 
 
 class TritonTarget:

@@ -32,8 +32,8 @@ _AMAX = re.compile(
     r"\.input_quantizer\._amax"
 )
 _RANK_FILE = re.compile(r"amax_dict_rank(\d{1,6})-mp(\d{1,6})\.pt", re.ASCII)
+# Experts of all layers, to keep from endless ones: DeepSeek-R1 has 14,848.
 _MOST_EXPERTS = 1_000_000
-"""Experts of all layers, to keep from endless ones: DeepSeek-R1 has 14,848."""
 _MATRICES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 

@@ -59,8 +59,8 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 _PLAN = "plan.json"
 _ROOM = 2**30
 """Bytes that stay free beside the output."""
+# Rows that are computed at once. Larger pieces do not stay in a processor's cache.
 _ROWS = 2 * BLOCK
-"""Rows that are computed at once. Larger pieces do not stay in a processor's cache."""
 _TURN_S = 0.2
 """The longest time from one report of progress to the next."""
 Say = Callable[[int], object]

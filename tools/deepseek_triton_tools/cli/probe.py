@@ -39,8 +39,8 @@ _QUESTIONS = {
 _GENERATED_TOKENS = "deepseek_triton_generated_tokens_total"
 _METRICS_LOOK_S = 0.5
 """Seconds between two looks at the metrics."""
+# Seconds by which connecting may outlast the deadline: a silent server is told from one that can't be reached.
 _SPARE_S = 0.5
-"""Seconds by which connecting may outlast the deadline: a silent server is told from one that can't be reached."""
 
 
 _EXIT_CODES = """\

@@ -28,8 +28,8 @@ from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
+# No prompt begins with a record separator.
 _MARK = "\x1emessages "
-"""No prompt begins with a record separator."""
 
 
 def as_text(messages: Sequence[Mapping[str, Any]]) -> str:

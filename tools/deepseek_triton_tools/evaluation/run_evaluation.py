@@ -32,10 +32,10 @@ SCHEMA = "deepseek-triton/eval/1"
 _MOST_SHOWN = 8
 """Further metrics; those of 57 subjects are in the files only."""
 _FILE = Path(__file__).with_name("pass_bands.yaml")
+# A quantile of the normal distribution: one in twenty runs of an equal model fails.
 _ALPHA_QUANTILE = 1.645
-"""A quantile of the normal distribution: one in twenty runs of an equal model fails."""
+# Percent: the standard deviation of one answer that is right half the time, the largest there is.
 _SIGMA = 50.0
-"""Percent: the standard deviation of one answer that is right half the time, the largest there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +208,8 @@ def _metrics(results: Mapping[str, Any], task: str) -> list[MetricScore]:
     return scores
 
 
+# Attempts for a question that the server was too full for, or not there: about a minute.
 _ROUNDS = 20
-"""Attempts for a question that the server was too full for, or not there: about a minute."""
 _UNKNOWN_MODEL = "Request for unknown model"
 """Triton's own words begin so. Any other "not found" is a web server's."""
 _SERVER_FACTS = ("name", "checkpoint", "engine", "engine_version")

@@ -26,8 +26,8 @@ from deepseek_triton_tools.gateway.triton_server import within
 Headers = Iterable[tuple[bytes, bytes]]
 JSON = b"application/json"
 _EVENTS = b"text/event-stream; charset=utf-8"
+# A comment of server-sent events. Proxies close connections on which nothing comes for a minute or so.
 _KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment of server-sent events. Proxies close connections on which nothing comes for a minute or so."""
 
 
 class ClientLeft(Exception):

@@ -168,8 +168,8 @@ async def _entry(name: str, model: ModelFront) -> dict[str, object]:
 
 _TOKENIZE = frozenset({"model", "prompt", "messages", "add_special_tokens", "return_token_strs"})
 _OF_MESSAGES = frozenset({"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"})
+# The model's server tells the text of one token at a time.
 _MOST_TEXTS = 1024
-"""The model's server tells the text of one token at a time."""
 
 
 def _refuse_unknown(given: Mapping[str, object], known: Set[str]) -> None:
@@ -261,8 +261,8 @@ _OPEN: dict[str, Handler] = {
     "/v2/models/{model}/ready": ready,
 }
 """Paths that are asked without a key, by probes."""
+# The route in the log and the metrics of a path or method that there is not. Metrics must not grow with guesses.
 _NO_ROUTE = "other"
-"""The route in the log and the metrics of a path or method that there is not. Metrics must not grow with guesses."""
 
 
 def create_app(settings: GatewaySettings) -> ASGIApp:

@@ -26,10 +26,10 @@ CHECK_PERIOD_S = 2.0
 _FIRST_PAUSE_S = 0.25
 """Before the first check after a failure; each further failure doubles it."""
 _LONGEST_PAUSE_S = 5.0
+# Checks of many gateways must not come in step.
 _JITTER = 0.2
-"""Checks of many gateways must not come in step."""
+# Its own generator: a program that seeds the module's would find it advanced by another thread.
 _rng = random.Random()
-"""Its own generator: a program that seeds the module's would find it advanced by another thread."""
 _ANSWER_S = 5.0
 """For the answer to one check."""
 _SILENT_CHECKS = 3
@@ -39,9 +39,9 @@ _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
 _CANARY_PERIOD_S = 30.0
 """Between two canaries of a server that shares requests."""
+# For a canary's token, while no request gets any either. An engine that waits for KV caches which never come, or for
+# others to fetch those that it has, is stuck and says that it is ready (NVIDIA/TensorRT-LLM#13713).
 _CANARY_S = 30.0
-"""For a canary's token, while no request gets any either. An engine that waits for KV caches which never come, or for
-others to fetch those that it has, is stuck and says that it is ready (NVIDIA/TensorRT-LLM#13713)."""
 _NO_TOKEN = "no token within {:g} s, though it says that it is ready"
 _WORK: dict[Role, bytes] = {
     "context": b"time_to_first_token_seconds_count",

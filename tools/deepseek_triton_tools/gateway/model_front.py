@@ -202,8 +202,8 @@ class Observers:
             self._traces.close()
 
 
+# For clients to read that their requests are ended. One that reads nothing must not hold up the stop.
 _LAST_WORDS_S = 2.0
-"""For clients to read that their requests are ended. One that reads nothing must not hold up the stop."""
 
 
 class GatewayState:

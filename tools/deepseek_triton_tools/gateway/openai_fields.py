@@ -64,8 +64,8 @@ MOST_TOKEN_IDS = 2**20
 """The wire contract's limit of `input_ids`."""
 _MOST_CHOICES = 64
 """The wire contract's limit of `n`."""
+# Characters of an unknown field's name: finding the nearest one takes longer than its square.
 _HINT_CHARACTERS = 80
-"""Characters of an unknown field's name: finding the nearest one takes longer than its square."""
 
 
 def number(name: str, value: object) -> float:

@@ -119,8 +119,8 @@ _LONGEST_NAME = 256
 """Characters of a tool's or a parameter's name. Text without an end of the name is held back up to this length."""
 _FENCE = "```"
 _STOP_IN_STRING = re.compile(r'["\\]')
+# Outside of strings JSON has no `<`, so that one there may begin the tag that ends the call.
 _STOP_OUTSIDE = re.compile(r'["{}\[\]<]')
-"""Outside of strings JSON has no `<`, so that one there may begin the tag that ends the call."""
 _NEWLINES_BEFORE_TAG = 2
 """DSML has two newlines before its first tag. They belong to the call."""
 

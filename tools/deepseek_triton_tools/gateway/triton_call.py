@@ -90,15 +90,15 @@ class UpstreamError(Exception):
 
 
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
+# Codes of a server that has nothing to show for the request.
 _REFUSALS = {"E_OVERLOADED", "E_UNAVAILABLE"}
-"""Codes of a server that has nothing to show for the request."""
 _DRAINING = "; send the request to another"
 """The backend's words while it is being stopped. Other refusals with E_UNAVAILABLE come from an engine that died."""
 _UNKNOWN_MODEL = "Request for unknown model"
 """Triton's words for a model that it hasn't got, or that is not ready."""
+# Triton's words when the model's process has died; some releases put others before them. With `on_fatal: unready` it
+# says for ever that it is ready.
 _DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
-"""Triton's words when the model's process has died; some releases put others before them. With `on_fatal: unready` it
-says for ever that it is ready."""
 _UNPROCESSED = {401, 403, 404, 429, 502, 503}
 """Statuses of a server, or of a proxy before it, that has nothing to show for the request."""
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

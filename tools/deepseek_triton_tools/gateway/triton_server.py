@@ -28,8 +28,8 @@ from deepseek_triton_tools.gateway.triton_call import (
 
 _CONNECT_S = 5.0
 """How long a connection may take to come about. Servers are near; one that takes longer is as good as down."""
+# The server waits once this much of its answer has not been taken, because the client of the gateway is slow.
 _UNREAD_BYTES = 2**20
-"""The server waits once this much of its answer has not been taken, because the client of the gateway is slow."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 """A host that is gone without a word is noticed after half a minute, also while its model is silent."""
 
@@ -224,8 +224,8 @@ async def within(seconds: float, work: Coroutine[object, object, _T]) -> _T:
 
 _MAX_IDLE = 256
 """Connections that are kept for the next request. Others are closed after use."""
+# How long a request that was stopped may take to end. After that its connection is closed, which ends it too.
 _STOP_S = 5.0
-"""How long a request that was stopped may take to end. After that its connection is closed, which ends it too."""
 
 _log = logging.getLogger(__name__)
 

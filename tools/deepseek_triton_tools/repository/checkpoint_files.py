@@ -18,8 +18,8 @@ from deepseek_triton_tools.repository.hub_cache import HubName, find_snapshot, p
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 MODEL_YAML = "model.yaml"
+# Keys of speculative_config that name a draft model: the second one in TensorRT-LLM 1.1, the first in 0.21 and 1.2.
 _DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
-"""Keys of speculative_config that name a draft model: the second one in TensorRT-LLM 1.1, the first in 0.21 and 1.2."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ Row = Sequence[str]
 _WIDEST = 56
 """Characters. In plain text a longer cell doesn't widen its column."""
 
+# The control characters of ASCII and Latin-1, which begin every escape sequence, without newline and tab. Other
+# characters that don't print, such as joiners and wide spaces, are part of what people read.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""The control characters of ASCII and Latin-1, which begin every escape sequence, without newline and tab. Other
-characters that don't print, such as joiners and wide spaces, are part of what people read."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,14 +51,14 @@ MOST_OVER_HTTP = 256
 """Requests at once. Triton 2.51's HTTP front end tears streams when some 600 end at once (docs/tritonserver.md)."""
 _STEADY = 0.1
 """The share by which two rounds may differ and count as equal, as in the backend's own engine_warmup.py."""
+# A difference that no user notices, though it may be a large share of a very short time.
 _UNNOTICED_S = 0.02
-"""A difference that no user notices, though it may be a large share of a very short time."""
+# After the server has refused requests as too many: other users need the room.
 _PAUSE_S = 1.0
-"""After the server has refused requests as too many: other users need the room."""
 _LONGEST_ROUND_S = 86_400.0
 """The client accepts no limit of more than some weeks."""
+# Files that are open beside the connections of the requests.
 _SPARE_FILES = 64
-"""Files that are open beside the connections of the requests."""
 _IDS = range(3, 256)
 """Token ids of plain text: every vocabulary that encodes bytes has at least these."""
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")

@@ -60,8 +60,8 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
 
 LARGE_BYTES = 256 << 10
 """A final response of more bytes is sent in two steps. A container has 64 MiB of /dev/shm unless told otherwise."""
+# Stands in a request that has not begun. It is shared: making one costs as much as the rest of a new request.
 _NOT_PARSED = ParsedRequest()
-"""Stands in a request that has not begun. It is shared: making one costs as much as the rest of a new request."""
 
 
 class StepEffect(Enum):

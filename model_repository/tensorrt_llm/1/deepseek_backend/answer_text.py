@@ -99,8 +99,8 @@ def _borders(stop: str) -> Sequence[int]:
 
 
 _OPENING_LINE = OPENING + "\n"
+# They all begin with "<" and have it nowhere else.
 _ENDS = (CLOSING, *BEGINNINGS)
-"""They all begin with "<" and have it nowhere else."""
 
 
 class _OutputPart(Enum):

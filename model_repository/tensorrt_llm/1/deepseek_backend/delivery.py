@@ -181,9 +181,9 @@ the same tokens a second. On an engine that is always ahead (case flat-200 of te
 110,000 tokens a second, eight only 75,000. On 16 cores beside an H200 Python's lock is the limit, 256 streams: two send
 4,150 responses a second with a gap of 207 ms at the 99th percentile, four 3,630 with 173 ms, eight 2,810 with 338 ms.
 """
+# An engine that is ahead sleeps this long: about 60 microseconds in truth, the kernel's least. A sleep of 0 would be
+# over before another thread is awake.
 _YIELD_S = 1e-6
-"""An engine that is ahead sleeps this long: about 60 microseconds in truth, the kernel's least. A sleep of 0 would be
-over before another thread is awake."""
 
 
 class DeliveryOwner(Protocol):

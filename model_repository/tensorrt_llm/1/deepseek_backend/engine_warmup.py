@@ -35,10 +35,10 @@ ABORT_S = 6.0
 """Seconds in which the engine has to end aborted requests; TensorRT-LLM's adapter allows 5 s (its ABORT_TIMEOUT_S)."""
 CHECK_EVERY = 256
 """Requests made or submitted between two such checks; submitting one takes a tenth of a millisecond and more."""
+# Ordinary token ids of DeepSeek: three special ones are below, the others from 128,000 on.
 _MANY_IDS = range(3, 100_000)
-"""Ordinary token ids of DeepSeek: three special ones are below, the others from 128,000 on."""
+# Token ids for smaller vocabularies: any byte-level vocabulary has this many.
 _FEW_IDS = range(3, 256)
-"""Token ids for smaller vocabularies: any byte-level vocabulary has this many."""
 _USERS_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """The fields of default_sampling that decide which sampling kernels run."""
 

@@ -67,9 +67,9 @@ _GUIDE_OBJECTS = ("structured_outputs", "guided_decoding")
 """vLLM's names for an object that holds the guide: the present name and the one before."""
 _GUIDES = frozenset(field.name.removeprefix("guided_") for field in SAMPLING_FIELDS if field.guided)
 """Names of the guides in such an object."""
+# Names of lists in vLLM and TensorRT-LLM -> field. Clients also send them empty. A string there is not read, because
+# its commas would part words in TensorRT-LLM.
 _WORD_LISTS = {"bad_words": "bad", "stop_words": "stop"}
-"""Names of lists in vLLM and TensorRT-LLM -> field. Clients also send them empty. A string there is not read, because
-its commas would part words in TensorRT-LLM."""
 _FOREIGN_NAMES = frozenset({"max_completion_tokens", *_WORD_LISTS, *_GUIDE_OBJECTS})
 _NUMBER_LENGTH = 40
 """A longer string is not taken for a number."""
@@ -284,9 +284,9 @@ def _decoded(value: Any) -> Any:
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
+# Characters of an unknown name that are compared. No known name is longer, and the search for the nearest takes time in
+# proportion to the product of the lengths.
 _NAME_LENGTH = 100
-"""Characters of an unknown name that are compared. No known name is longer, and the search for the nearest takes time
-in proportion to the product of the lengths."""
 
 _NAMES_ELSEWHERE = {
     "prompt": "text_input",
@@ -350,8 +350,8 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 
 
 _SETTINGS = {field.name: field for field in (*REQUEST_FIELDS, TIMEOUT_US)}
+# Tensors that count even when they hold no value: they ask for an empty list, whatever the model's default is.
 _LISTS = frozenset(field.tensor.name for field in SAMPLING_FIELDS if field.many)
-"""Tensors that count even when they hold no value: they ask for an empty list, whatever the model's default is."""
 _FLAGS = tuple(t.name for t in INPUTS if t.dtype is Dtype.BOOL and not t.name.startswith("sampling_param_"))
 _FLAG_ALIASES = {"Streaming": "streaming"}
 """Request parameters as upstream's llmapi_client.py spells them."""

@@ -12,8 +12,8 @@ from typing import Any
 from deepseek_backend.contract import MAX_JSON_DEPTH, Dtype, SamplingFieldSpec
 
 _MOST_LISTED = 8
+# A token id in the only way of writing it, so that no two keys mean the same token.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
-"""A token id in the only way of writing it, so that no two keys mean the same token."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2

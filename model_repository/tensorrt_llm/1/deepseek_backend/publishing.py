@@ -24,8 +24,8 @@ from deepseek_backend.backend_metrics import BackendMetrics, Histogram, Kind, Me
 
 logger = logging.getLogger(__name__)
 
+# Seconds to wait for the last write. A write that takes longer has nobody at the other end.
 _STOP_S = 5.0
-"""Seconds to wait for the last write. A write that takes longer has nobody at the other end."""
 
 
 class Series(Protocol):

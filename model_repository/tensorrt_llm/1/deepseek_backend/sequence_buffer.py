@@ -30,8 +30,8 @@ _NUMPY_DTYPES: dict[Dtype, npt.DTypeLike] = {
     Dtype.INT64: np.int64,
     Dtype.FP32: np.float32,
 }
+# It stands for minus infinity, the value of a token that guided decoding rules out: JSON has no such number.
 _LEAST_LOGPROB = -9999.0
-"""It stands for minus infinity, the value of a token that guided decoding rules out: JSON has no such number."""
 _DTYPES = {tensor.name: _NUMPY_DTYPES[tensor.dtype] for tensor in OUTPUTS}
 
 
@@ -122,11 +122,11 @@ def _output(name: str, values: Sequence[Any]) -> tuple[str, npt.NDArray[Any]]:
     return name, np.array(values, dtype=_DTYPES[name])
 
 
+# Characters that a cumulative stream may send in all before each further chunk has to be larger: enough for about 700
+# tokens, one by one.
 _FREE_CHARACTERS = 1 << 20
-"""Characters that a cumulative stream may send in all before each further chunk has to be larger: enough for about 700
-tokens, one by one."""
+# An answer leaves in at least this many chunks, however late it is: one lump at the end is no stream.
 _PIECES = 5
-"""An answer leaves in at least this many chunks, however late it is: one lump at the end is no stream."""
 _SMALL_PIECE = 128
 """Characters that are sent as one chunk in any case; about 32 tokens."""
 

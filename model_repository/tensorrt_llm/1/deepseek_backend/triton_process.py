@@ -34,22 +34,22 @@ core; SIGQUIT dumps core too; SIGTERM would mean exit code 0."""
 
 _SERVER_NAME = "tritonserver"
 _STUB_NAME = "triton_python_backend_stub"
+# Most characters of a process's name: the kernel cuts it there.
 _NAME_LENGTH = 15
-"""Most characters of a process's name: the kernel cuts it there."""
+# Triton itself, as a process that has it inside maps it. The nvidia-pytriton wheel puts a hash into the name.
 _LIBRARY = re.compile(r"/libtritonserver[^/\n]*\.so")
-"""Triton itself, as a process that has it inside maps it. The nvidia-pytriton wheel puts a hash into the name."""
 _OPTION = "--exit-timeout-secs"
+# Least length of the option's name. getopt takes every unique beginning; a shorter one could be --exit-on-error.
 _OPTION_MIN = len("--exit-t")
-"""Least length of the option's name. getopt takes every unique beginning; a shorter one could be --exit-on-error."""
 _CONFIRM_S = 0.5
 """Seconds for which a sign of an exit has to last before it counts."""
 _SETTLED_S = 2.0
 """Seconds for which a program has to have listened before it counts that it no longer does."""
+# Seconds between two searches for the ports of a program, which reads a link for each file that it has open.
 _FIND_S = 1.0
-"""Seconds between two searches for the ports of a program, which reads a link for each file that it has open."""
+# Seconds between the last `send` and the end of the server, whose threads write to the clients after `send` has
+# returned. With no time in between 2 of 17 tries cut a client off, with this none of 18.
 _FLUSH_S = 0.5
-"""Seconds between the last `send` and the end of the server, whose threads write to the clients after `send` has
-returned. With no time in between 2 of 17 tries cut a client off, with this none of 18."""
 INIT = 1
 """The pid of a server that is process 1 of its container."""
 

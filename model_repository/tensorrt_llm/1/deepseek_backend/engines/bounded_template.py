@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 _PROGRAM = Path(__file__).with_name("template_program.py")
+# Address space of the process. A conversation of 64 MiB, the most that a gateway takes, needs a third of it.
 _MEMORY_MIB = 2048
-"""Address space of the process. A conversation of 64 MiB, the most that a gateway takes, needs a third of it."""
+# Seconds of the processor for a conversation. DeepSeek's templates take milliseconds.
 _PROCESSOR_S = 10
-"""Seconds of the processor for a conversation. DeepSeek's templates take milliseconds."""
 _MOST_BYTES = 256 * 2**20
 """Longest prompt, in UTF-8."""
+# Environment variables that the process gets; by the last one the supervisor finds it. It gets no secret.
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL", "DEEPSEEK_TRITON_LAUNCH")
-"""Environment variables that the process gets; by the last one the supervisor finds it. It gets no secret."""
 
 
 class TemplateFailure(Exception):

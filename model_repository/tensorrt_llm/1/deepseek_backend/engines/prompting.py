@@ -19,8 +19,8 @@ from deepseek_backend.errors import RequestError, describe
 
 _TEMPLATE_DATA = {"tools", "documents"}
 """Arguments of apply_chat_template that the template itself reads; the others control the library."""
+# Further ones of transformers, which no engine takes from a request: it means the same everywhere.
 _CONTROLS = {"chat_template", "continue_final_message", "return_dict", "return_tensors", "tokenizer_kwargs"}
-"""Further ones of transformers, which no engine takes from a request: it means the same everywhere."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token")
 """Names of the special tokens that a client may ask for, as tokenizer_config.json has them."""
 NO_CHAT_TEMPLATE = "chat_template is not set"

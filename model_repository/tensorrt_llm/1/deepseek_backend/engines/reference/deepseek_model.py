@@ -20,13 +20,13 @@ from deepseek_backend.engines.reference.checkpoint_files import DeepseekConfig, 
 
 Array = npt.NDArray[np.float32]
 Rotations = npt.NDArray[np.complex64]
+# Epsilon of the two norms inside: the default in the published code, which gives them no rms_norm_eps.
 _EPS = 1e-6
-"""Epsilon of the two norms inside: the default in the published code, which gives them no rms_norm_eps."""
+# Tokens of a prompt whose scores exist at a time: those of 4,096 tokens and 8 heads would take 512 MB.
 _QUERIES_AT_ONCE = 256
-"""Tokens of a prompt whose scores exist at a time: those of 4,096 tokens and 8 heads would take 512 MB."""
 Indices = npt.NDArray[np.intp]
+# Tokens of a row at first. It doubles as rows grow, so that a demo does not take the memory of a full context.
 _FIRST_CAPACITY = 256
-"""Tokens of a row at first. It doubles as rows grow, so that a demo does not take the memory of a full context."""
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:

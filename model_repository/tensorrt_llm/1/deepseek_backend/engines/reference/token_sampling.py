@@ -18,8 +18,8 @@ from deepseek_backend.engines.generate_request import SamplingParams
 
 Array = npt.NDArray[np.float32]
 Probabilities = npt.NDArray[np.float64]
+# Rows of a prompt whose logits exist at a time: those of a long prompt over a real vocabulary would take gigabytes.
 _ROWS_AT_ONCE = 256
-"""Rows of a prompt whose logits exist at a time: those of a long prompt over a real vocabulary would take gigabytes."""
 
 
 def spellings(tokenizer: Tokenizer, bad: Iterable[str]) -> list[list[int]]:

@@ -63,11 +63,11 @@ _MASK = _TAPE_LENGTH - 1
 _draw = random.Random(61)
 _TAPE = [_draw.randrange(ORDINARY_IDS.start, ORDINARY_IDS.stop) for _ in range(_TAPE_LENGTH)]
 
+# A word with the space before it (a long one in pieces), three digits, or one character. A real tokenizer splits
+# English, Chinese and numbers into about as many tokens.
 _TOKEN = re.compile(
     r"<｜[^｜]{1,32}｜>|</?think>|[ ]?[^\W\d_\u2e80-\U0003ffff]{1,8}|\d{1,3}|[ ]?[^\w\s]|\s+|.", re.DOTALL
 )
-"""A word with the space before it (a long one in pieces), three digits, or one character. A real tokenizer splits
-English, Chinese and numbers into about as many tokens."""
 _USER, _ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 _ROLES = ("system", "user", "assistant")
 

@@ -25,24 +25,24 @@ from deepseek_backend.release import Conflict, LogprobSupport
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """Character that a tokenizer writes for one whose last bytes are missing."""
 _GUIDES = tuple(field.name for field in SAMPLING_FIELDS if field.guided)
+# Number of tokens at the end that tell whether a text ends inside a character. A character has at most four tokens, but
+# special tokens may stand between them.
 _TAIL = 16
-"""Number of tokens at the end that tell whether a text ends inside a character. A character has at most four tokens,
-but special tokens may stand between them."""
 MAX_LIKELIEST = 64
 """Most tokens requested per position, so that the sampled one is among them. Each costs time on the loop thread."""
 MAX_FAULTS_IN_A_ROW = 3
 """Number of faults without a token in between, after which the engine will not recover."""
 _LASTING = ("an illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
 """Messages of CUDA errors after which nothing works in that process."""
+# Part of a message of tensorrt_llm/executor/base_worker.py, _deduce_max_tokens: the workers may have cut max_seq_len to
+# their memory.
 _TOO_LONG = "`default_max_tokens`"
-"""Part of a message of tensorrt_llm/executor/base_worker.py, _deduce_max_tokens: the workers may have cut max_seq_len
-to their memory."""
+# Beginning of a message of tensorrt_llm/_torch/pyexecutor/guided_decoder.py, which fails the one request whose guide it
+# can't compile.
 _BAD_GUIDE = "Guided decoding error"
-"""Beginning of a message of tensorrt_llm/_torch/pyexecutor/guided_decoder.py, which fails the one request whose guide
-it can't compile."""
+# Part of the messages "Error in kv cache transfer for generation requests" of tensorrt_llm/_torch/pyexecutor/
+# py_executor.py, and of later ones; in any case. They fail only the requests whose transfer failed or timed out.
 _TRANSFER_FAILED = "kv cache transfer"
-"""Part of the messages "Error in kv cache transfer for generation requests" of tensorrt_llm/_torch/pyexecutor/
-py_executor.py, and of later ones; in any case. They fail only the requests whose transfer failed or timed out."""
 
 
 def complete_text(text: str, num_chars_sent: int, *, final: bool) -> str:
