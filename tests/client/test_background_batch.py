@@ -1,8 +1,9 @@
 """Batches of the blocking client: how their threads cope with trouble."""
 
 import gc
-import os
 import queue
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -74,10 +75,25 @@ def test_the_collector_may_end_a_batch_on_the_batches_own_thread(client):
         gc.enable()
 
 
-def test_a_forked_process_has_a_loop_of_its_own(client):
-    list(client.generate_many(["x"]))
-    pid = os.fork()
-    if pid == 0:
-        texts = [each.text for each in client.generate_many(["x"])]
-        os._exit(0 if texts == ["a"] else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+FORKED = """
+import os
+from deepseek_triton_client import Client
+from deepseek_triton_client.testing import FakeServer
+
+def texts():
+    return [each.text for each in client.generate_many(["x"])]
+
+with FakeServer("a") as server, Client(server.url) as client:
+    assert texts() == ["a"]
+    child = os.fork()
+    if not child:
+        os._exit(0 if texts() == ["a"] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_process_has_a_loop_of_its_own():
+    """In a program of its own: a fork of this one would copy the locks of other tests' threads, held for ever."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
