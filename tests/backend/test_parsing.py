@@ -259,6 +259,40 @@ def test_a_neutral_or_empty_value_overrides_the_models_default():
     assert not parse(parameters={"exclude_input_in_output": True}, default_sampling=defaults).echo
 
 
+def test_what_other_servers_clients_send_for_nothing_is_accepted_by_every_engine(subtests):
+    """Whatever the engine lacks, in each of the places where a request may have the field."""
+    lacking = dict.fromkeys(SUPPORTED, "it has none")
+    defaults = {"top_k": 50, "truncate_prompt_tokens": 7}
+    for name, value, read in (("top_k", -1, 0), ("truncate_prompt_tokens", -1, None)):
+        tensor = {f"sampling_param_{name}": np.array([value], np.int32)}
+        for inputs, parameters in (
+            (tensor, {}),
+            (in_json(**{name: value}), {}),
+            ({}, {name: value}),
+            ({}, {name: "-1"}),
+        ):
+            with subtests.test(name, inputs=list(inputs), parameters=parameters):
+                assert getattr(parse(inputs, parameters, default_sampling=defaults).sampling, name) == read
+                assert getattr(parse(inputs, parameters, supported=lacking).sampling, name) is None
+    for field in contract.SAMPLING_FIELDS:
+        empty = [in_json(**{field.name: []})] * field.many + [in_json(**{field.name: field.neutral})]
+        for inputs in empty:
+            with subtests.test(field.name, inputs=inputs):
+                assert not getattr(parse(inputs, supported=lacking).sampling, field.name)
+    for name in ("bad", "bad_words", "stop", "stop_words", "stop_token_ids"):
+        with subtests.test(name):
+            parse(in_json(**{name: []}), supported=lacking)
+
+
+def test_a_seed_is_refused_only_where_a_token_is_drawn():
+    lacking = SUPPORTED | dict.fromkeys(("seed", "min_p"), "drafts have none")
+    for greedy in ({}, {"temperature": 0}, {"temperature": 0.0, "min_p": 0.1}, {"top_k": 1, "temperature": 0.8}):
+        assert parse(parameters={"seed": 1234, **greedy}, supported=lacking).sampling.seed is None
+    for drawn in ({"temperature": 0.8}, {"top_k": 5}, {"top_p": 0.5}):
+        assert str(refusal(parameters={"seed": 1234, **drawn}, supported=lacking)) == "seed: drafts have none"
+    assert "min_p: drafts" in str(refusal(parameters={"min_p": 0.1}, supported=lacking))
+
+
 def test_which_unknown_parameters_pass():
     parse(parameters={"id": "x", "priority": 1, "x-trace": "y"}, ignored_parameters=["x-*"])
     for mode in ("warn", "ignore"):

@@ -112,6 +112,9 @@ class SamplingFieldSpec:
     """The JSON is an object of token id -> number. The range holds for each number, and max_items for all entries."""
     neutral: bool | float | str | Mapping[int, float] | None = field(default=None, hash=False)
     """The value that asks for nothing. A field with this value counts as not given, on every engine."""
+    off: int | None = None
+    """The value by which clients of vLLM and SGLang ask for nothing. It is read as `neutral`, and where there is none,
+    as not given."""
 
     @property
     def tensor(self) -> TensorSpec:
@@ -169,7 +172,7 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=1,
     ),
     _number("temperature", "Divides the logits; 0 means greedy decoding.", low=0, high=100),
-    _integer("top_k", "Sample among the k likeliest tokens; 0 means all tokens.", low=0, neutral=0),
+    _integer("top_k", "Sample among the k likeliest tokens; 0 or -1 means all tokens.", low=0, neutral=0, off=-1),
     _number(
         "top_p",
         "Sample among the likeliest tokens whose probabilities add up to p; 0 means the likeliest token only.",
@@ -276,7 +279,9 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=0,
         high=MAX_LOGPROBS,
     ),
-    _integer("truncate_prompt_tokens", "Keep only the last tokens of the prompt, this many.", low=1),
+    _integer(
+        "truncate_prompt_tokens", "Keep only the last tokens of the prompt, this many; -1 keeps all.", low=1, off=-1
+    ),
     _guide("guided_json", "A JSON schema that the text must follow.", json=True),
     _switch("guided_json_object", "The text must be a JSON object.", guided=True),
     _guide("guided_regex", "A regular expression that the text must match."),

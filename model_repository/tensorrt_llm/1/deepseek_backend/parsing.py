@@ -311,16 +311,22 @@ def _raise_problems(reader: FieldReader) -> None:
         raise RequestError(str(reader.problems))
 
 
+# lm-eval sends a seed with every request. Without them a greedy request is as greedy: another field makes it so.
+_OF_A_DRAW = frozenset({"seed", "min_p"})
 _FIELDS = SAMPLING_BY_NAME | {field.name: field for field in REQUEST_FIELDS}
 
 
 def refuse_unsupported(fields: dict[str, Any], supported: Mapping[str, str]) -> None:
-    """Refuse, by name, fields that the engine can't honour. A neutral value asks for nothing: it is taken out instead.
+    """Refuse, by name, fields that the engine can't honour.
+
+    What asks for nothing is taken out instead: a neutral value, an empty list and, in greedy decoding, what only a draw
+    would need.
 
     :raises RequestError: with the reason.
     """
     for name in [name for name in fields if supported.get(name)]:
-        neutral = _FIELDS[name].neutral
-        if neutral is None or fields[name] != neutral:
+        neutral, value = _FIELDS[name].neutral, fields[name]
+        asks_for_nothing = value in (None, ()) or (neutral is not None and value == neutral)
+        if not asks_for_nothing and not (name in _OF_A_DRAW and SamplingParams.of(fields).greedy):
             raise RequestError(f"{name}: {supported[name]}", code=ErrorCode.UNSUPPORTED)
         del fields[name]
