@@ -11,6 +11,7 @@ CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": 
 
 
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+SILENT = [{"type": "thinking", "thinking": "Hm."}, {"type": "refusal", "refusal": "No."}]
 KEPT = [  # a message, and what changes of it
     ({"role": "user", "content": "Hi"}, {}),
     ({"role": "developer", "content": ""}, {"role": "system"}),
@@ -21,6 +22,12 @@ KEPT = [  # a message, and what changes of it
     ({"role": "assistant", "tool_calls": CALLS}, {"content": None}),
     ({"role": "user", "content": PARTS}, {"content": "ab"}),
     ({"role": "user", "content": []}, {"content": ""}),
+    ({"role": "assistant"}, {"content": ""}),
+    ({"role": "assistant", "content": None, "reasoning_content": "Hm."}, {"content": ""}),
+    ({"role": "assistant", "content": SILENT}, {"content": ""}),
+    ({"role": "assistant", "content": [*SILENT, *PARTS]}, {"content": "ab"}),
+    ({"role": "tool", "content": None, "tool_call_id": "1"}, {"content": ""}),
+    ({"role": "tool", "tool_call_id": "1"}, {"content": ""}),
     ({"role": "user", "content": "\U0001f600 深"}, {}),
 ]
 
@@ -56,7 +63,7 @@ REFUSED = [
     ({}, f": {OBJECT}, got no key at all"),
     ({"role": "user", "text": "Hi"}, f": {OBJECT}, got 'role', 'text'"),
     ({"tool_calls": CALLS}, f": {OBJECT}, got 'tool_calls'"),
-    ({"role": "assistant", "tool_calls": []}, f": {OBJECT}, got 'role', 'tool_calls'"),
+    ({"role": "user"}, f": {OBJECT}, got 'role'"),
     ({"role": 1, "content": "Hi"}, f".role: {ROLES}, got 1"),
     ({"role": ["user"], "content": "Hi"}, f".role: {ROLES}, got an array"),
     ({"role": "function", "content": "Hi"}, f".role: {ROLES}, got 'function'"),
@@ -65,6 +72,10 @@ REFUSED = [
     (user(["Hi"]), ".content[0]: expected an object of type 'text', got 'Hi'"),
     (user(IMAGE), ".content[1]: expected a part of type 'text', got one of type 'image_url'"),
     (user([{"text": "Hi"}]), ".content[0]: expected a part of type 'text', got one of type None"),
+    (
+        user([{"type": "refusal", "refusal": "No."}]),
+        ".content[0]: expected a part of type 'text', got one of type 'ref",
+    ),
     (user([{"type": "text"}]), ".content[0].text: expected a string, got None"),
     (answer(tool_calls={"a": 1}), ".tool_calls: expected an array, got an object"),
     (answer(tool_calls=["f"]), f".tool_calls[0]: {FUNCTION}, got 'f'"),
@@ -110,6 +121,10 @@ def test_arguments_are_text_and_the_last_message_may_be_a_prefix():
     messages = [user("Hi"), answer(content="He", prefix=True)]
     assert read(*messages) == messages
     assert read(*messages[:1], answer(content="He", prefix=False)) == [messages[0], answer(content="He", prefix=False)]
+
+
+def test_no_calls_are_the_same_as_none_named():
+    assert read(user("Hi"), {"role": "assistant", "tool_calls": []}, user("Hi"))[1] == answer(content="")
 
 
 def result(call_id):

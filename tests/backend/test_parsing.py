@@ -284,6 +284,18 @@ def test_what_other_servers_clients_send_for_nothing_is_accepted_by_every_engine
             parse(in_json(**{name: []}), supported=lacking)
 
 
+def test_an_answer_is_continued_where_that_is_said_and_never_answered():
+    answered = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]
+    begun = [answered[0], {**answered[1], "prefix": True}]
+
+    def conversation(messages):
+        return {"text_input": None, "messages": text(json.dumps(messages))}
+
+    assert "messages[1]: expected a last message of the user" in str(refusal(conversation(answered)))
+    for messages, task in ((begun, "generate"), (answered, "tokenize")):
+        assert parse(conversation(messages), {"task": task}).prompts[0].messages == messages
+
+
 def test_a_seed_is_refused_only_where_a_token_is_drawn():
     lacking = SUPPORTED | dict.fromkeys(("seed", "min_p"), "drafts have none")
     for greedy in ({}, {"temperature": 0}, {"temperature": 0.0, "min_p": 0.1}, {"top_k": 1, "temperature": 0.8}):

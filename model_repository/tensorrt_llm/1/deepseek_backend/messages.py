@@ -124,6 +124,10 @@ def _json(where: str, text: str, kind: str) -> Any:
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+# Clients keep an answer that was all reasoning, and the result of a function without one, with null for the text.
+_MAY_BE_EMPTY = ("assistant", "tool")
+# Parts of answers that other APIs give back. Reasoning is not shown to the model again, and DeepSeek has no refusals.
+_UNREAD_PARTS = ("thinking", "redacted_thinking", "reasoning", "refusal")
 _REASONING = ("reasoning_content", "reasoning")
 """Names of an answer's reasoning on several servers. The first one is kept."""
 
@@ -131,7 +135,8 @@ _REASONING = ("reasoning_content", "reasoning")
 def read_messages(text: str) -> Messages:
     """Return the conversation in `text`, a JSON array of objects with a role and a content.
 
-    Further keys are kept for the chat template. Parts of a content other than text are refused.
+    Further keys are kept for the chat template. Parts of a content other than text are refused, but for those of an
+    answer that are no text to be read again.
 
     :raises ValueError: with what was expected and what came.
     """
@@ -160,7 +165,7 @@ def read_messages(text: str) -> Messages:
 def _message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"{where}: expected an object with role and content, got {_named(message)}")
-    if "role" not in message or not ("content" in message or _has_tool_calls(message)):
+    if "role" not in message or not ("content" in message or message["role"] in _MAY_BE_EMPTY):
         got = ", ".join(quoted(key) for key in list(message)[:5]) or "no key at all"
         raise ValueError(f"{where}: expected an object with role and content, got {got}")
     role = message["role"]
@@ -183,17 +188,21 @@ def _content(where: str, message: Mapping[str, Any]) -> str | None:
     content = message.get("content")
     if isinstance(content, str) or (content is None and _has_tool_calls(message)):
         return content
+    if content is None and message["role"] in _MAY_BE_EMPTY:
+        return ""
     if not isinstance(content, list):
         raise ValueError(f"{where}.content: expected text or an array of text parts, got {_named(content)}")
     for position, part in enumerate(content):
         place = f"{where}.content[{position}]"
         if not isinstance(part, dict):
             raise ValueError(f"{place}: expected an object of type 'text', got {_named(part)}")
+        if message["role"] == "assistant" and part.get("type") in _UNREAD_PARTS:
+            continue
         if part.get("type") != "text":
             raise ValueError(f"{place}: expected a part of type 'text', got one of type {_named(part.get('type'))}")
         if not isinstance(part.get("text"), str):
             raise ValueError(f"{place}.text: expected a string, got {_named(part.get('text'))}")
-    return "".join(part["text"] for part in content)
+    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _tool_call(where: str, call: Any) -> dict[str, Any]:

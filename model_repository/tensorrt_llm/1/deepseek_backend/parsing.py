@@ -116,6 +116,14 @@ def parse_request(
     echo = not reader.agreed("exclude_input_from_output", "exclude_input_in_output", default=no_echo)
     if echo and has_ids:
         reader.problems.add("exclude_input_from_output: false needs a prompt in text, got input_ids")
+    if task == "generate":
+        for prompt in prompts:
+            if prompt.messages and prompt.messages[-1]["role"] == "assistant" and not prompt.messages[-1].get("prefix"):
+                # A template would open another answer behind this one, which no model was trained on.
+                reader.problems.add(
+                    f"messages[{len(prompt.messages) - 1}]: expected a last message of the user or of a tool, got one "
+                    'of the assistant; to have it continued, add "prefix": true to it'
+                )
     if task == "tokenize" and has_ids:
         reader.problems.add("task: tokenize expects text_input or messages, got input_ids")
     elif task == "detokenize" and prompts and not has_ids:
