@@ -296,6 +296,18 @@ def test_an_answer_is_continued_where_that_is_said_and_never_answered():
         assert parse(conversation(messages), {"task": task}).prompts[0].messages == messages
 
 
+def test_a_fault_of_messages_is_the_only_one_beside_tools():
+    inputs = {"text_input": None, "messages": text('[{"role": "user", "content": 7}]'), "tool_choice": text("auto")}
+    inputs |= {"tools": text(json.dumps([{"type": "function", "function": {"name": "f"}}]))}
+    error = refusal(inputs | {"chat_template_kwargs": text('{"thinking": true}')})
+    assert str(error).startswith("messages[0].content: ")
+    assert ";" not in str(error)
+
+
+def test_a_whole_number_may_be_written_with_a_point():
+    assert parse(parameters={"max_tokens": 8.0, "top_k": -1.0}).sampling == SamplingParams(max_tokens=8, top_k=0)
+
+
 def test_a_seed_is_refused_only_where_a_token_is_drawn():
     lacking = SUPPORTED | dict.fromkeys(("seed", "min_p"), "drafts have none")
     for greedy in ({}, {"temperature": 0}, {"temperature": 0.0, "min_p": 0.1}, {"top_k": 1, "temperature": 0.8}):

@@ -256,7 +256,7 @@ class FieldReader:
 
     def _set(self, field: SamplingFieldSpec, value: object) -> None:
         into = self.settings if field.name in _SETTINGS else self.sampling
-        if field.off is not None and type(value) is int and value == field.off:
+        if field.off is not None and value == field.off:
             into[field.name] = field.neutral  # also where it is None: the model's default must not count
             return
         try:

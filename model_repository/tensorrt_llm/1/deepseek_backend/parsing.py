@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,7 +110,7 @@ def parse_request(
         return ParsedRequest(task=task)
     prompts = reader.read_prompts(inputs)
     has_ids = any(prompt.token_ids is not None for prompt in prompts)
-    template_kwargs, tool_use = _read_chat_inputs(reader, inputs, prompts)
+    template_kwargs, tool_use = _read_chat_inputs(reader, inputs)
     streaming = reader.agreed("streaming", "stream", default=False)
     no_echo = config.default_sampling.get("exclude_input_from_output", True)
     echo = not reader.agreed("exclude_input_from_output", "exclude_input_in_output", default=no_echo)
@@ -234,12 +234,10 @@ def _with_defaults(reader: FieldReader, config: BackendConfig, *, streaming: boo
     return fields
 
 
-def _read_chat_inputs(
-    reader: FieldReader, inputs: Mapping[str, npt.NDArray[Any]], prompts: Sequence[Prompt]
-) -> tuple[dict[str, Any], ToolUse]:
+def _read_chat_inputs(reader: FieldReader, inputs: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, Any], ToolUse]:
     """Return the chat template's arguments and the tools, which vLLM's clients put among these arguments."""
     kwargs: dict[str, Any] = {}
-    has_messages = any(prompt.messages is not None for prompt in prompts)
+    has_messages = "messages" in inputs and inputs["messages"].size > 0  # what is wrong with them is another problem
     if "chat_template_kwargs" in inputs:
         kwargs = dict(reader.read_template_kwargs(inputs["chat_template_kwargs"]))
         if kwargs and not has_messages:
