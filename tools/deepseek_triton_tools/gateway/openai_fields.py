@@ -227,6 +227,8 @@ REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "rid": ("send it as the header X-Request-Id", ()),
     "input_ids": ("use /v1/completions with token ids as the prompt", ()),
     "enable_thinking": ("put it into chat_template_kwargs", ()),
+    "reasoning": ("use reasoning_effort or thinking", ({},)),
+    "extra_body": ("it is a word of OpenAI's SDKs; put its content at the top level", ({},)),
     "truncation_side": ("truncate_prompt_tokens keeps the last tokens", ("left",)),
     "session_id": ("use prompt_cache_key", ()),
     "logprob_token_ids": ("use top_logprobs", ([],)),
