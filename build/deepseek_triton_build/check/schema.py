@@ -164,7 +164,7 @@ class _SchemaWalk:
             known = () if "." in name else [known for cls in classes for known in cls.fields]
             near = nearest_name(name, known)
             meant = near and f"did you mean {near}{f', under {prefix}' if prefix else ''}?"
-            fix = _found_elsewhere(key, is_settled) or meant
+            fix = self.right_section(name) or _found_elsewhere(key, is_settled) or meant
         if not is_settled:
             message = f"{name} is not known to be a key of {where} {self.release.version}"
             self.add(codes.UNKNOWN_KEY, key, message, fix or "look it up in the release's documentation")
@@ -174,6 +174,13 @@ class _SchemaWalk:
         else:
             message = f"{name} is not a key of {where} {self.release.version}; it would stop the load"
             self.add(codes.WRONG_KEY, key, message, fix or "remove it")
+
+    def right_section(self, name: str) -> str | None:
+        """Return a fix that names the sections of the release that have the key; None where none or many do."""
+        sections = dict.fromkeys(_sections_with(name, self.release, "TorchLlmArgs", ()))
+        places = [f"under {'.'.join(section)}" if section else "at the top level" for section in sections]
+        # A name that many sections have, such as `type`, tells nothing about the one that was meant.
+        return f"move it: it stands {' or '.join(places)}" if 0 < len(places) <= 2 else None
 
     def lines_below(self, key: str, value: Any, classes: list[LlmClass]) -> dict[str, Any]:
         """Return a key that moved; for a section whose keys moved one by one, those of them that did."""
@@ -216,6 +223,16 @@ class _SchemaWalk:
 
     def add(self, check: Code, key: str, message: str, fix: str) -> None:
         self.checked.findings.append(self.document.finding(check, key, message, fix))
+
+
+def _sections_with(name: str, release: Release, kind: str, section: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of the sections, from `section` of the class `kind` down, that have the key."""
+    for key, row in release.classes[kind].fields.items():
+        if key == name:
+            yield section
+        for below in row.sections:
+            if key not in section:  # a class may hold itself
+                yield from _sections_with(name, release, below, (*section, key))
 
 
 def _found_elsewhere(key: str, is_settled: bool) -> str | None:
