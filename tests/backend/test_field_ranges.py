@@ -21,7 +21,6 @@ NUMPY = {Dtype.INT32: np.int32, Dtype.FP32: np.float32, Dtype.UINT64: np.uint64}
 RANGES = {  # the field, its least and its greatest value; None: no limit but that of its type
     "max_tokens": (1, None),
     "temperature": (0.0, 100.0),
-    "top_k": (0, None),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.01, 10.0),
@@ -36,6 +35,7 @@ RANGES = {  # the field, its least and its greatest value; None: no limit but th
     "truncate_prompt_tokens": (1, None),
 }
 WRONG = [  # the field, what only JSON can hold or what is no number, and what is said of it
+    ("top_k", -2, ">= 0 and <= 2147483647, got -2"),
     ("max_tokens", 2**31, "<= 2147483647, got 2147483648"),
     ("temperature", "hot", "a number, got 'hot'"),
     ("temperature", True, "a number, got True"),
