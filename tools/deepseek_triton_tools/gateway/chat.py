@@ -133,7 +133,7 @@ class ChatChoice(AnswerChoice):
 
 
 class ChatAnswer(Answer):
-    """What both forms of the response need."""
+    """It has what both forms of the response need."""
 
     def __init__(self, request: ChatRequest, identity: dict[str, object], reasoning_fields: Sequence[str]) -> None:
         self.choices = [ChatChoice(request) for _ in range(request.num_choices)]

@@ -1,4 +1,4 @@
-"""What all answers have: the parts' way to the client, and log-probabilities, ends and counts in OpenAI's words."""
+"""All answers share this: the parts' way to the client, and log-probabilities, ends and counts in OpenAI's words."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class AnswerChoice:
 
 
 class Answer(ABC):
-    """What a client gets, in the form that it asked for: the events of a stream, or one document at the end.
+    """A client gets it in the form that it asked for: the events of a stream, or one document at the end.
 
     complete: all that is wanted has come, though the model would go on, so the work on the server may be stopped.
     """

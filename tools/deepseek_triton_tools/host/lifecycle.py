@@ -1,4 +1,4 @@
-"""What a long-running verb needs: an orderly stop, telling others that it is ready, and a command that follows it."""
+"""Each long-running verb needs an orderly stop, a way to tell that it is ready, and a command that follows it."""
 
 from __future__ import annotations
 

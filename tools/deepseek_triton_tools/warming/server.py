@@ -140,7 +140,7 @@ class ServerWarmResult:
     """Seconds from the server's readiness to the end of the last round."""
     was_stopped: bool = False
     results: list[ShapeResult] = field(default_factory=list)
-    """Of the shapes that are finished."""
+    """The results of the shapes that are finished."""
 
     @property
     def is_steady(self) -> bool:
