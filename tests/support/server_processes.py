@@ -31,7 +31,8 @@ def kill_all(members: Callable[[], list[int]]) -> None:
     """Send SIGKILL to the processes until none is left: a process may fork before it is killed."""
     deadline = time.monotonic() + PATIENCE_S
     while pids := members():
-        assert time.monotonic() < deadline, f"{pids} can't be killed"
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{pids} can't be killed")
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -113,7 +113,8 @@ class Supervised:
     def __exit__(self, *_: object) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None or tagged(self.launch):
-            assert time.monotonic() < deadline, f"can't be killed: {tagged(self.launch)}"
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"can't be killed: {tagged(self.launch)}")
             for pid in [*tagged(self.launch), *([self.process.pid] if self.process.returncode is None else [])]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

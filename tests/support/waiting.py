@@ -21,11 +21,15 @@ def clients_leave() -> None:
 
 
 def wait_for(condition: Callable[[], _T | None], explain: Callable[[], object] = lambda: "it did not come about") -> _T:
-    """What `condition` returned when it became true. `explain` says what happened instead."""
+    """What `condition` returned when it became true.
+
+    :raises TimeoutError: after PATIENCE_S, the end of a hang and no bound on speed; `explain` says what happened.
+    """
     deadline = time.monotonic() + PATIENCE_S
     pause, longest = _POLLS_S
     while not (result := condition()):
-        assert time.monotonic() < deadline, explain()
+        if time.monotonic() > deadline:
+            raise TimeoutError(explain())
         time.sleep(pause)
         pause = min(2 * pause, longest)
     return result
