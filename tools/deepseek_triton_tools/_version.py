@@ -1,3 +1,3 @@
 """The one place that holds the version: of the wheel, of `--version` and of the stamp in generated repositories."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
