@@ -30,7 +30,13 @@ class UnknownNameError(BuildError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, note: str = "") -> None:
         self.kind, self.name, self.known = kind, name, tuple(known)
         nearest = _likely_meant(name.lower()[:_LONGEST], self.known)
-        hint = f"{note}; " if note else f"did you mean {' or '.join(map(repr, nearest))}? " if nearest else ""
+        hint = (
+            f"{note}{' ' if note.endswith('?') else '; '}"
+            if note
+            else f"did you mean {' or '.join(map(repr, nearest))}? "
+            if nearest
+            else ""
+        )
         given = repr(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}...")
         super().__init__(f"unknown {kind} {given}: {hint}known so far: {', '.join(self.known)}")
 
@@ -41,7 +47,7 @@ _LONGEST = 200
 
 def _likely_meant(name: str, known: Iterable[str]) -> list[str]:
     """Return the known names that begin with `name` or occur in it as a word, else the one it may misspell."""
-    words = re.split(r"[\s_/]+", name)
+    words = re.split(r"[\s_/]+", name) + re.split(r"[\s_/-]+", name)
     holding = [entry for entry in known if name and entry.startswith((f"{name}-", f"{name}."))]
     holding = holding or [entry for entry in known if entry in words]
     # A name with other numbers means another thing and is no typing error: v3 is not a misspelt r1.

@@ -54,6 +54,14 @@ REFUSED = [
     (["/nowhere/R1"], 2, "--model: VARIANT --model /nowhere/R1, where VARIANT is what it is: deepseek-v3 or "),
     (["deepseek-ai/DeepSeek-R2"], 2, "did you mean deepseek-ai/DeepSeek-R1?"),
     (["deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "--gpu", "h200"], 2, "architecture of the Qwen"),
+    (["me/DeepSeek-V3.1-Terminus-AWQ"], 2, "deepseek-v3.1 --precision w4a16 --engine vllm --model me/"),
+    (["me/DeepSeek-R1-0528-NVFP4-x"], 2, "deepseek-r1-0528 --precision fp4 --model me/"),
+    (["me/DeepSeek-R1-Q4_K_M"], 2, "llama.cpp"),
+    (["deepseek-r1-int4-awq"], 2, "deepseek-r1 --precision w4a16 --engine vllm --model NAME"),
+    (["speciale"], 2, "did you mean 'deepseek-v3.2-speciale'?"),
+    (["deepseek-r1", "--gpu", "h800"], 2, "--gpu h100 plans like it"),
+    (["deepseek-r1", "--gpu", "NVIDIA-B300-SXM6-AC"], 2, "--gpu b200 plans like it"),
+    (["deepseek-r1", "--gpu", "NVIDIA-H100-80GB-HBM3"], 2, "did you mean 'h100'?"),
     ([FP4, "--gpu", "h200"], 1, "what works: --gpu b200"),
     ([FP4, "--gpu", "b200", "--precision", "fp8"], 2, "holds fp4 weights"),
     (["tiny", "--mtp", "0", "--gpu", "h200"], 2, "leave out --gpu, --mtp"),
@@ -72,6 +80,7 @@ OPTIONS_REFUSED = [
     ("--model", "", 2, "expected a folder or a Hugging Face name"),
     ("--model", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 2, "not served here"),
     ("--model", "deepseek-ai/DeepSeek-V3", 2, "is deepseek-v3, not"),
+    ("--model", "me/DeepSeek-R1-GGUF", 2, "llama.cpp"),
     *(("--set", f"max_batch_size={value}", 2, "quote it") for value in ("2020-13-45", "!!bool maybe", '!!int ""')),
     *(("--set", f"max_batch_size={value}", 2, "quote it") for value in ("!!timestamp foo", "{[a]: 1}", "&a [*a]")),
     *(("--set", f"max_batch_size={character * 5000}", 2, "quote it") for character in "9["),
@@ -266,6 +275,16 @@ def test_concurrency_is_shown_for_the_lengths_asked_for():
     assert all(row["isl"] + row["osl"] <= longest for row in got["concurrency"])
 
 
+SISTERS = [
+    ("nvidia/DeepSeek-R1-NVFP4-v2", "deepseek-r1", "fp4", "nvidia/DeepSeek-R1-NVFP4-v2"),
+    ("deepseek-v3.1-terminus", "deepseek-v3.1", "fp8", "deepseek-ai/DeepSeek-V3.1-Terminus"),
+    ("DeepSeek-V3.2", "deepseek-v3.2-exp", "fp4", "nvidia/DeepSeek-V3.2-NVFP4"),
+    ("deepseek-v3.2-speciale", "deepseek-v3.2-exp", "fp8", "deepseek-ai/DeepSeek-V3.2-Speciale"),
+    ("deepseek-r1-zero", "deepseek-r1", "fp8", "deepseek-ai/DeepSeek-R1-Zero"),
+    ("deepseek-v3.1-base", "deepseek-v3.1", "fp8", "deepseek-ai/DeepSeek-V3.1-Base"),
+]
+
+
 @pytest.mark.slow
 def test_every_published_checkpoint_can_be_named():
     """Its name is variant, precision and model."""
@@ -276,14 +295,17 @@ def test_every_published_checkpoint_can_be_named():
             got = document(published.model, "--gpu", gpu, "--engine", engine)
             found = (got["variant"], got["precision"], got["model"])
             assert found == (variant.name, published.precision, published.model)
-    got = document("nvidia/DeepSeek-R1-NVFP4-v2", "--gpu", "b200")
-    assert (got["variant"], got["precision"]) == ("deepseek-r1", "fp4")
+    for name, variant, precision, model in SISTERS:
+        got = document(name, "--gpu", "b200", "--precision", precision)
+        assert (got["variant"], got["precision"], got["model"]) == (variant, precision, model)
 
 
 def test_a_model_that_is_not_here_is_noted_and_planned():
     for model, note in (("/models/DeepSeek-R1", "not on this machine"), ("me/my-r1", "a Hugging Face name")):
         done = run_command("plan", *R1, "--model", model, "--json")
         assert (done.returncode, note in done.stderr, json.loads(done.stdout)["model"]) == (0, True, model)
+    awq = run_command("plan", *R1, "--engine", "vllm", "--model", "/models/DeepSeek-R1-AWQ", "--json")
+    assert json.loads(awq.stdout)["precision"] == "w4a16"
 
 
 def test_a_folder_here_says_what_it_is(tmp_path):

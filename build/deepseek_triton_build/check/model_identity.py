@@ -23,7 +23,7 @@ from deepseek_triton_build.data.catalog import (
     cut_summary,
     find_gpu,
     find_precision,
-    find_variant,
+    find_served,
     gpus,
     variant_of_folder,
     variant_of_model,
@@ -156,7 +156,7 @@ def require_options(options: CheckOptions) -> None:
     """
     finders: list[tuple[str | None, Callable[[str], object]]] = [
         (options.gpu, find_gpu),
-        (options.variant, find_variant),
+        (options.variant, find_served),
         (options.precision, find_precision),
         (options.release, load_release),
         (options.vllm, load_vllm),
@@ -256,7 +256,7 @@ def _by_name(options: CheckOptions, stamp: Stamp, model: str) -> tuple[Variant |
     named, checkpoint = variant_of_model(model) or variant_of_folder(model) or (None, None)
     name = options.variant or stamp.text("variant")
     precision = find_precision(options.precision) if options.precision else stamp.text("precision")
-    variant = find_variant(name or "") if options.variant or name in variants() else named
+    variant = find_served(name or "") if options.variant or name in variants() else named
     if variant is None:
         return None, None
     if variant != named:
@@ -270,7 +270,8 @@ def _other_model(options: CheckOptions, stamp: Stamp, model: str, file: str, lin
     """Find a model whose name says that it is not the one that the repository is meant for."""
     by_folder = variant_of_folder(model) if is_path(model) else None
     named = variant_of_model(model) or by_folder
-    name, precision = options.variant or stamp.text("variant"), options.precision or stamp.text("precision")
+    name = find_served(options.variant).name if options.variant else stamp.text("variant")
+    precision = find_precision(options.precision) if options.precision else stamp.text("precision")
     if named is None or name not in variants():
         return
     variant, checkpoint = named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -86,6 +87,8 @@ class KnownCheckpoint:
     source: str
     published_for: str = ""
     """The model that the weights belong to, where that is another one of the same architecture."""
+    remark: str = ""
+    """How that model behaves unlike the variant."""
     alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
     """Other Hugging Face name -> the fields that differ for the checkpoint of that name."""
 
@@ -150,6 +153,8 @@ class Gpu:
     published_source: str
     recommended_gpus: Mapping[str, int] = field(default_factory=dict)
     """Precision -> GPUs that NVIDIA recommends, where that is more than the published minimum."""
+    stands_for: Mapping[str, str] = field(default_factory=dict)
+    """GPU that is not planned for by itself -> how it differs from this one."""
 
     @property
     def memory(self) -> int:
@@ -202,12 +207,28 @@ def find_moe_backends(gpu: Gpu, precision: str, expert_parallel_size: int) -> Mo
 
 def find_variant(name: str) -> Variant:
     """Return the variant of that name in any case, or raise UnknownNameError, which names the nearest."""
-    return _find("variant", name, variants())
+    return _find("variant", name, variants(), note=how_to_plan(name))
+
+
+def find_served(name: str) -> Variant:
+    """Return the variant of that name, or the one as which the model or checkpoint of that name is planned.
+
+    :raises UnknownNameError: when there is none.
+    """
+    named = None if name.lower() in variants() else checkpoint_named(name)
+    return named[0] if named else find_variant(name)
 
 
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name in any case, or raise UnknownNameError, which names the nearest."""
-    return _find("GPU", name, gpus())
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    alike = [
+        f"--gpu {gpu.name} plans like it ({other}: {differs})"
+        for gpu in gpus().values()
+        for other, differs in gpu.stands_for.items()
+        if set(other.split("-")) <= words
+    ]
+    return _find("GPU", name, gpus(), note=" or ".join(alike))
 
 
 def find_precision(name: str) -> Precision:
@@ -231,6 +252,79 @@ def variant_of_folder(path: str) -> tuple[Variant, KnownCheckpoint] | None:
     """Return the variant and checkpoint whose Hugging Face name ends as `path` does, in any case; None for none."""
     folder = path.rstrip("/").rpartition("/")[2].lower()
     return next((found for name, found in _by_name().items() if name.rpartition("/")[2].lower() == folder), None)
+
+
+def title_of(variant: Variant, checkpoint: KnownCheckpoint | None) -> str:
+    """Say which model it is: the variant, or the one that the weights were published for."""
+    if checkpoint is None or not checkpoint.published_for:
+        return variant.title
+    remark = f"; {checkpoint.remark}" if checkpoint.remark else ""
+    return f"{checkpoint.published_for}, planned as {variant.name}, whose architecture it has{remark}"
+
+
+def checkpoint_named(name: str, precision: str | None = None) -> tuple[Variant, KnownCheckpoint] | None:
+    """Return the variant and checkpoint of a name without an owner, such as `deepseek-v3.1-terminus`; None for none.
+
+    :param precision: the precision that is preferred, where a model has weights of several.
+    """
+    meant = [
+        found
+        for model, found in _by_name().items()
+        if name.lower() in (model.rpartition("/")[2].lower(), found[1].published_for.lower())
+    ]
+    wanted = find_precision(precision) if precision else None
+    return next((found for found in meant if found[1].precision == wanted), meant[0] if meant else None)
+
+
+# Weights that no engine here reads, by a word of their name, and what to do.
+_FOREIGN_WEIGHTS = {
+    "GGUF files, which are for llama.cpp": r"gguf|i?q\d",
+    "weights for Apple's processors": "mlx",
+    "MX weights, which are for AMD's GPUs": r"mxfp\d",
+    "INT8 weights, which no engine here reads": "int8|w8a8",
+    "weights for ExLlama": r"exl\d",
+    "bitsandbytes' weights, which no engine here shares among GPUs": "bnb",
+    "16-bit weights, which deepseek-triton checkpoint quantize makes smaller": "bf16|fp16",
+}
+
+
+def foreign_weights(name: str) -> str:
+    """Say by a checkpoint's name that no engine here reads its weights; "" where the name doesn't tell."""
+    return next((what for what, words in _FOREIGN_WEIGHTS.items() if _word(words).search(name.lower())), "")
+
+
+def precision_in_name(name: str) -> Precision | None:
+    """Return the precision that the name of a checkpoint says; None where it says none, or several."""
+    known = {precision: precision for precision in PRECISIONS} | dict(PRECISION_ALIASES)
+    said = {precision for word, precision in known.items() if _word(word).search(name.lower())}
+    return said.pop() if len(said) == 1 else None
+
+
+def how_to_plan(name: str) -> str:
+    """Say how a checkpoint is planned whose name is not known but tells what it is; "" where it doesn't tell."""
+    given = re.sub(r"(?<=\d)_(?=\d)", ".", name.lower()).replace("_", "-")
+    foreign, precision = foreign_weights(name), precision_in_name(name)
+    stems = {variant: variant for variant, entry in variants().items() if not entry.model}
+    stems |= {
+        found.published_for.lower(): variant.name for variant, found in _by_name().values() if found.published_for
+    }
+    if short := [stem for stem in stems if stem.endswith(f"-{given}")]:
+        return f"did you mean {short[0]!r}?"
+    meant = [stem for stem in sorted(stems, key=len, reverse=True) if _word(re.escape(stem)).search(given)]
+    if not meant or "distill" in given:
+        return ""
+    variant = stems[meant[0]]
+    if foreign:
+        return f"by its name it has {foreign}; {variant} --model NAME takes others"
+    if "/" not in name and precision is None:
+        return ""
+    weights = f" --precision {precision}" if precision else ""
+    weights += " --engine vllm" if precision == "w4a16" else ""
+    return f"by its name it is planned as: {variant}{weights} --model {name if '/' in name else 'NAME'}"
+
+
+def _word(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![a-z0-9.])(?:{pattern})(?![a-z0-9.])")
 
 
 @cache
@@ -259,9 +353,9 @@ def _variant(name: str, entry: dict[str, Any]) -> Variant:
     return Variant(name=name, **{**entry, **lists, **weights, "architecture": architecture})
 
 
-def _find(kind: str, name: str, entries: Mapping[str, _Entry]) -> _Entry:
+def _find(kind: str, name: str, entries: Mapping[str, _Entry], *, note: str = "") -> _Entry:
     if name.lower() not in entries:
-        raise UnknownNameError(kind, name, entries)
+        raise UnknownNameError(kind, name, entries, note=note)
     return entries[name.lower()]
 
 

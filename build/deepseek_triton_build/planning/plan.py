@@ -22,7 +22,15 @@ from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.catalog import PRECISIONS, Gpu, KnownCheckpoint, Variant, find_variant, gpus
+from deepseek_triton_build.data.catalog import (
+    PRECISIONS,
+    Gpu,
+    KnownCheckpoint,
+    Variant,
+    find_variant,
+    gpus,
+    title_of,
+)
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, Release, find_dynamo, image_name, release_image_name
@@ -89,6 +97,10 @@ class Plan:
     def world_size(self) -> int:
         """Number of GPUs of one instance, which is also its number of MPI ranks."""
         return self.layout.num_gpus
+
+    @property
+    def title(self) -> str:
+        return title_of(self.variant, self.checkpoint)
 
     @property
     def precision(self) -> str | None:

@@ -29,6 +29,7 @@ from deepseek_triton_build.data.catalog import (
     find_gpu,
     find_precision,
     find_variant,
+    title_of,
     variant_of_folder,
     variant_of_model,
     variants,
@@ -71,6 +72,10 @@ class PlannedModel:
     checkpoint: KnownCheckpoint
     gpu: Gpu
     profile: Profile
+
+    @property
+    def title(self) -> str:
+        return title_of(self.variant, self.checkpoint)
 
     @property
     def precision(self) -> str:

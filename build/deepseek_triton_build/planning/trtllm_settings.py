@@ -116,9 +116,7 @@ def choose_settings(target: Target, sizes: Sizes, budget: Budget) -> dict[str, S
 
 def _model(target: Target) -> Iterator[Setting]:
     request, variant = target.request, target.variant
-    other = target.checkpoint.published_for
-    title = f"{other}, planned as {variant.name}, whose architecture it has" if other else variant.title
-    yield Setting("model", request.model or target.checkpoint.model, f"{title}, {WEIGHTS[target.precision]}")
+    yield Setting("model", request.model or target.checkpoint.model, f"{target.title}, {WEIGHTS[target.precision]}")
     yield Setting("backend", "pytorch", "the engine DeepSeek runs on in TensorRT-LLM", source=GUIDE)
     yield Setting("trust_remote_code", variant.trust_remote_code, variant.trust_remote_code_reason)
 

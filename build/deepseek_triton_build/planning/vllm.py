@@ -150,7 +150,7 @@ class VllmEngine:
 
 def _model(target: VllmTarget) -> Iterator[Setting]:
     model = target.request.model or target.checkpoint.model
-    yield Setting("model", model, f"{target.variant.title}, {WEIGHTS[target.precision]}")
+    yield Setting("model", model, f"{target.title}, {WEIGHTS[target.precision]}")
     reason = "the checkpoint holds no code"
     if not target.is_rehearsal:
         reason = "vLLM has the model and its configuration built in; the guide's true would run code of the checkpoint"

@@ -165,4 +165,4 @@ def release_of(plan: Plan) -> Release:
 
 def model_title(plan: Plan) -> str:
     """Return the model's name for people, without the remarks that follow it."""
-    return plan.variant.title.partition(",")[0]
+    return plan.title.partition(",")[0]

@@ -105,8 +105,12 @@ def _hub_name(args: argparse.Namespace) -> HubName:
 
 
 def _of_variant(variant_name: str, precision: str | None) -> str:
-    from deepseek_triton_build.catalog import find_precision, find_variant
+    from deepseek_triton_build.catalog import checkpoint_named, find_precision, find_variant, variants
 
+    if variant_name.lower() not in variants() and (named := checkpoint_named(variant_name, precision)):
+        if precision is not None and named[1].precision != find_precision(precision):
+            raise ToolError(f"{variant_name} is known as {named[1].model} only; correct --precision", exit_code=2)
+        return named[1].model
     variant = find_variant(variant_name)
     published = {each: known.model for each, known in variant.checkpoints.items() if "/" in known.model}
     if not published:

@@ -20,11 +20,16 @@ from deepseek_triton_build.catalog import (
     DEFAULT_VLLM,
     Architecture,
     Variant,
+    checkpoint_named,
     container_month,
     container_tag,
     cut_summary,
     find_precision,
+    foreign_weights,
+    how_to_plan,
+    precision_in_name,
     release_for_container,
+    title_of,
     variant_of_folder,
     variant_of_model,
     variants,
@@ -80,7 +85,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     require_tools()
     if args.slo is not None and args.from_bench is None:
         raise OptionError("--slo: only with --from-bench FILE, the result of a benchmark")
-    named = _named(args.variant)
+    named = _named(args)
     _refuse_meaningless(args, named.variant)
     model = _model(args.model, named)
     precision = _precision(args.precision, named, model)
@@ -336,29 +341,32 @@ def _brief(text: str) -> str:
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 
-def _named(given: str) -> _Named:
+def _named(args: argparse.Namespace) -> _Named:
     """Find the variant by its name or a checkpoint's. Raises OptionError for a path or an unknown Hugging Face name."""
+    given = args.variant
     if given.lower() in variants():
         return _Named(given.lower())
     if os.path.isdir(given) or is_path(given):
         raise OptionError(_about_folder(given))
-    if "/" not in given:
+    found = variant_of_model(given) or checkpoint_named(given, args.precision)
+    if found is None and "/" not in given and not _is_distilled(given):
         return _Named(given)  # the planner names the nearest
-    found = variant_of_model(given)
     if found is None:
-        published = [variant for variant in variants().values() if not variant.model]
-        models = [checkpoint.model for variant in published for checkpoint in variant.checkpoints.values()]
+        models = [variant.checkpoints["fp8"].model for variant in variants().values() if not variant.model]
         known = f"known so far: {', '.join(models)}"
         if _is_distilled(given):
             raise OptionError(f"{given}: {_DISTILLED}; {known}")
         nearest = difflib.get_close_matches(given, models, n=1)
-        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        known = f"did you mean {nearest[0]}? {known}" if nearest else known
         copy = "; a copy of one of them under another name is given as --model beside its variant"
-        raise OptionError(
-            f"unknown Hugging Face name {_brief(given)!r}: {hint}{known}" + copy * ("deepseek" in given.lower())
-        )
+        hint = how_to_plan(given) or known + copy * ("deepseek" in given.lower())
+        raise OptionError(f"unknown Hugging Face name {_brief(given)!r}: {hint}")
     variant, checkpoint = found
-    return _Named(variant.name, checkpoint.precision, given)
+    if checkpoint.published_for:
+        complain(f"note: {title_of(variant, checkpoint)}")
+    if args.model is not None and "/" not in given:
+        return _Named(variant.name)
+    return _Named(variant.name, checkpoint.precision, checkpoint.model)
 
 
 def _about_folder(given: str) -> str:
@@ -385,12 +393,12 @@ def _precision(asked: str | None, named: _Named, model: str | None) -> str | Non
     """Return the precision asked for, or the checkpoint's, by name or by files. Raises OptionError when they differ."""
     of_checkpoint = (_precision_of(model, named.variant) if model else None) or named.precision
     if asked is None:
-        return of_checkpoint
+        return of_checkpoint or (precision_in_name(model.rstrip("/").rpartition("/")[2]) if model else None)
     precision = find_precision(asked)
     if of_checkpoint is not None and precision != of_checkpoint:
         raise OptionError(
             f"--precision {asked}: the checkpoint named holds {of_checkpoint} weights; leave --precision out, or name "
-            f"{named.variant} by itself"
+            f"your own: {named.variant} --model NAME"
         )
     return precision
 
@@ -406,6 +414,8 @@ def _precision_of(model: str, variant: str) -> str | None:
     if by_name is None:
         if not is_path(model) and _is_distilled(model):
             raise OptionError(f"--model {model}: {_DISTILLED}")
+        if foreign := foreign_weights(model.rstrip("/").rpartition("/")[2]):
+            raise OptionError(f"--model {model}: by its name it has {foreign}; name other weights of {variant}")
         return None
     if by_name[0] is not served:
         raise OptionError(f"--model {model} is {by_name[0].name}, not {variant}")

@@ -117,7 +117,7 @@ def write_folder(files: list[File], output: Path, *, force: bool, before: Callab
 def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT, is_replaced: bool = False) -> list[str]:
     """Return what a person wants to know after a build, one thing a line."""
     wrote = "wrote" if not is_replaced else "replaced"
-    title = f"{wrote} {output}: {plan.variant.title}, as {FORMATS[format].title}"
+    title = f"{wrote} {output}: {plan.title}, as {FORMATS[format].title}"
     return [title, *details(plan, format=format), start_line(plan, output, format=format)]
 
 
@@ -213,7 +213,7 @@ def build_pair(
         wrote = "replaced" if is_replaced else "wrote"
         gpus = f", {plan.num_gpus} GPUs in all" if plan.num_gpus else ""
         sides = " and ".join(f"{plan.count(side)} {side} server{'s' * (plan.count(side) > 1)}" for side in plan.sides)
-        title = f"{wrote} {output}: {plan.context.variant.title}, for {sides}{gpus}, as {PAIR_FORMATS[format]}"
+        title = f"{wrote} {output}: {plan.context.title}, for {sides}{gpus}, as {PAIR_FORMATS[format]}"
         print(paragraph(printable(title), "", "    "))
         for side, server in plan.sides.items():
             folder = Path(side) if format == DYNAMO else output / side

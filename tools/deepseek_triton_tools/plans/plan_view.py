@@ -207,13 +207,13 @@ def show_plan(plan: Plan, *, as_json: bool, brief: bool = False) -> None:
 def _headline(plan: Plan) -> list[str]:
     """Return in a few lines what is planned."""
     if plan.gpu is None or plan.checkpoint is None:
-        return [f"{plan.variant.title}, on the {plan.engine} engine"]
+        return [f"{plan.title}, on the {plan.engine} engine"]
     nodes = "one node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes of {plan.gpus_per_node}"
     record = plan.release or plan.vllm
     others = record.containers[1:] if record else ()
     containers = f" (or {', '.join(others)})" if others else ""
     lines = [
-        plan.variant.title,
+        plan.title,
         f"{plan.request.model or plan.checkpoint.model}, {plan.precision}",
         f"{plan.world_size} x {plan.gpu.title}, {nodes}",
         f"{engine_version(plan)}: {plan.image or how_to_get(plan)}{containers}",
