@@ -25,6 +25,10 @@ from deepseek_triton_build.text import nearest_name, printable_line, safe_name, 
 
 NAME = "config.pbtxt"
 _PYTHON = "python"
+_SHOWN = 4
+"""Placeholders that a finding names."""
+# What TensorRT-LLM's fill_template.py, envsubst and chart templates fill in.
+_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{\{.*?\}\}|\$[A-Za-z_]\w*|<[A-Z][A-Z_]+>")
 _TOKEN = re.compile(r"""(?P<skip>\#[^\n]*)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<word>\w+)|[{}<>]""")
 
 
@@ -84,6 +88,8 @@ def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding
     if text.startswith("\ufeff"):
         message = "expected a field, found a byte order mark"
         return None, [codes.BROKEN_CONFIG.finding(message, "remove the byte order mark", file=file, line=1)]
+    if finding := _unfilled(text, file):
+        return None, [finding]
     messages = _messages()
     if messages is None:
         message = f"{file} was not checked, because tritonclient's gRPC part is not installed"
@@ -100,6 +106,21 @@ def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding
         fix = "write it as UTF-8, without escaped bytes above 0x7f"
         return None, [codes.BROKEN_CONFIG.finding("a string is not UTF-8", fix, file=file)]
     return ModelConfig(file=file, text=text, message=parsed), []
+
+
+def _unfilled(text: str, file: str) -> Finding | None:
+    """Return the finding about placeholders of a template that nothing has filled in; None where there are none."""
+    places: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        for name in _PLACEHOLDER.findall(line.partition("#")[0]):
+            places.setdefault(name, number)
+    if not places:
+        return None
+    names = [*places][:_SHOWN]
+    more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+    message = f"it is a template that was not filled in: {safe_name(', '.join(names))}{more}"
+    fix = "write the values in their places, or fill it as it is meant to be (TensorRT-LLM: fill_template.py)"
+    return codes.BROKEN_CONFIG.finding(message, fix, file=file, line=places[names[0]])
 
 
 def check_config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import NamedTuple
 
 from deepseek_triton_build.build_errors import NothingToCheckError
 from deepseek_triton_build.check import codes
-from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.check.documents import read_text, read_yaml
 from deepseek_triton_build.check.finding import Report, in_order
 from deepseek_triton_build.check.generated_origin import Stamp, changed_files, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions, require_options
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model, is_of_vllm_backend
+from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
 from deepseek_triton_build.check.rule_findings import ModelCheck
 from deepseek_triton_build.check.schema import MODEL_YAML
@@ -30,6 +32,8 @@ SIDES = (CONTEXT, GENERATION)
 _START_TIMEOUT = ("-t", "--server_start_timeout")
 _REQUEST_TIMEOUT = ("-r", "--request_timeout")
 _METADATA = ("-m", "--metadata_server_config_file")
+# Its backend, or a step of the ensemble around it.
+_ENGINE_MODEL = re.compile(r'backend\s*:\s*"tensorrtllm"|name\s*:\s*"(preprocessing|postprocessing|tensorrt_llm_bls)"')
 _SECTIONS = (*(f"{side}_servers" for side in SIDES), CLUSTER)
 
 
@@ -221,12 +225,27 @@ def _models(directory: Path, *, may_be_none: bool) -> tuple[list[tuple[Path, str
         return models, unreadable
     if not models and unreadable:
         raise NothingToCheckError(f"{directory}: {unreadable[0].message}; {unreadable[0].fix}")
+    if not models and (of_engines := _of_trt_engines(directory)):
+        raise NothingToCheckError(
+            f"{directory}: expected a model with <version>/{MODEL_YAML}, found one of the TensorRT-engine backend "
+            f"(ensemble, preprocessing, tensorrtllm) in {of_engines}: it loads compiled engines, and DeepSeek runs on "
+            "PyTorch, without an ensemble; write its repository with deepseek-triton build"
+        )
     if not models:
         raise NothingToCheckError(
             f"{directory}: expected a model (a folder with <version>/{MODEL_YAML}), found none; name a model "
             "repository, a model's folder or a YAML file of LLM arguments"
         )
     return models, unreadable
+
+
+def _of_trt_engines(directory: Path) -> str | None:
+    """Return the file by which a model repository is one of Triton's tensorrtllm backend; None for another."""
+    for config in sorted((*directory.glob(CONFIG), *directory.glob(f"*/{CONFIG}"))):
+        text = read_text(config, CONFIG)
+        if isinstance(text, str) and _ENGINE_MODEL.search(text):
+            return str(config.relative_to(directory))
+    return None
 
 
 def _is_version(folder: Path, version_dir: Path) -> bool:
