@@ -113,7 +113,7 @@ def test_a_flag_counts_with_its_default_and_else_is_unknown(tmp_path):
     unrecorded = check_repository(serve(tmp_path / "3", flag, f"{flag} --metadata_server_config_file x.yml"))
 
     assert not unknown.has_errors
-    assert "M002" in {finding.code for finding in serious(known)}
+    assert "M003" in {finding.code for finding in serious(known)}
     assert not unrecorded.has_errors
     assert "flags that are not recorded here: --metadata_server_config_file" in unrecorded.unchecked
 
@@ -133,7 +133,7 @@ def test_a_file_that_is_named_is_checked_with_the_script_that_passes_it(tmp_path
 
     report = check_repository(repository / "extra-llm-api-config.yml")
 
-    assert "M002" in {finding.code for finding in serious(report)}
+    assert "M003" in {finding.code for finding in serious(report)}
 
 
 def test_the_weights_of_a_file_alone_are_judged_by_the_number_of_gpus():

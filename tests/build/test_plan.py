@@ -436,7 +436,7 @@ WAYS = [
     (V32 | {"relaxed_acceptance": True}, "without --relaxed-acceptance"),
     (V32 | {"kv_dtype": "fp8"}, "without --kv-cache-dtype, or --gpu b200"),
     ({"precision": "fp4"}, "--precision fp8, or --gpu b200"),
-    (by_hand(("max_num_tokens", 8200)), "; use 8192"),  # only a value is wrong
+    (by_hand(("max_seq_len", 200_000)), "; use 163840 or less"),  # only a value is wrong
     (lengths(200_000, None), "; use a smaller --isl or --osl"),
 ]
 

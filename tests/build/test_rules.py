@@ -136,6 +136,7 @@ CASES = {
     "M001": (on({MOE: "TRITON"}, release="1.0.0"), on({MOE: "TRITON"}, release="1.1.0")),
     "M002": (on(**B200), on(DEEPGEMM, **B200)),
     "M003": (on(WIDE, gpu="gb200", precision="fp4"), on(WIDE, **NVL72)),
+    "M012": (on({MOE: "TRTLLM"}, **B200), on({MOE: "TRTLLM"}, **FP4)),
     "M004": (on(WIDE, gpu="gb200-nvl72", release="1.1.0"), on(WIDE, gpu="gb200-nvl72", release="1.2.0")),
     "M005": (on(WIDE, {SLOTS: 280}, **NVL72), on(WIDE, {SLOTS: 288}, **NVL72)),
     "M006": (on(CUTLASS, {SLOTS: 256}, release="1.1.0", **FP4), on(CUTLASS, {SLOTS: 256}, release="1.2.0", **FP4)),
@@ -244,11 +245,37 @@ def test_other_ways_to_break_a_rule():
     assert found == SAMPLED
 
 
+BACKENDS = [  # a MoE back end, where, and the code of what is said about it: an error only where the release refuses it
+    ("TRTLLM", B200, "M012"),
+    ("TRTLLM", {}, "M002"),
+    ("CUTEDSL", FP4, "M012"),
+    ("CUTEDSL", FP4 | {"release": "1.1.0"}, "M002"),
+    ("CUTEDSL", B200, "M003"),
+    ("DEEPGEMM", {}, "M002"),
+    ("DEEPGEMM", FP4, "M002"),
+    ("DEEPGEMM", {"precision": "w4a8"}, "M002"),
+    ("WIDEEP", {"gpu": "h20-96"}, "M003"),
+    ("TRITON", {}, "M002"),
+    ("VANILLA", FP4, "M003"),
+    ("CUTLASS", B200, "M002"),
+]
+
+
+def test_a_moe_backend_is_an_error_only_where_the_release_refuses_it():
+    said = {
+        (backend, *where.items()): [
+            code for code in codes_of(on({MOE: backend}, {DP: True}, **where)) if code in ("M002", "M003", "M012")
+        ]
+        for backend, where, _ in BACKENDS
+    }
+    assert said == {(backend, *where.items()): [code] for backend, where, code in BACKENDS}
+
+
 def test_a_rule_that_needs_an_unknown_setting_finds_nothing():
     known, unknown = on(WIDE, **NVL72), {TP, EP}
     settings = {key: value for key, value in known.settings.items() if key not in unknown}
-    assert "M002" in codes_of(replace(known, settings=settings))
-    assert "M002" not in codes_of(replace(known, settings=settings, unknown=frozenset(unknown)))
+    assert "M003" in codes_of(replace(known, settings=settings))
+    assert "M003" not in codes_of(replace(known, settings=settings, unknown=frozenset(unknown)))
 
     # No degree of expert parallelism supports this one.
     assert "M002" in codes_of(replace(on(**B200), settings=CUTLASS, unknown=frozenset({EP})))

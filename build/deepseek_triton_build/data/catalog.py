@@ -172,11 +172,27 @@ class MoeBackendRow:
     backends: Sequence[str]
     default: str
     source: str
+    measured: Mapping[str, str] = field(default_factory=dict)
+    """Back ends that the matrix leaves out and NVIDIA measures -> where its configuration is."""
 
     def holds_for(self, gpu: Gpu, precision: str, expert_parallel_size: int) -> bool:
         """Tell whether the line is about this GPU, precision and expert-parallel size."""
         size_fits = self.ep == "any" or (expert_parallel_size > 8) == (self.ep == ">8")
         return gpu.name in self.gpus and precision == self.precision and size_fits
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeRefusal:
+    """Weights for which a release refuses a value of moe_config.backend."""
+
+    backend: str
+    precisions: Sequence[Precision]
+    why: str
+    source: str
+    architecture: str | None = None
+    """The GPUs' architecture; None for all."""
+    before: str | None = None
+    """The first release that refuses it no more; None where all do."""
 
 
 @cache
@@ -197,6 +213,11 @@ def gpus() -> dict[str, Gpu]:
 @cache
 def moe_backend_rows() -> tuple[MoeBackendRow, ...]:
     return tuple(MoeBackendRow(**row) for row in load_yaml("moe_backends.yaml"))
+
+
+@cache
+def moe_refusals() -> tuple[MoeRefusal, ...]:
+    return tuple(MoeRefusal(**row) for row in load_yaml("moe_refusals.yaml"))
 
 
 def find_moe_backends(gpu: Gpu, precision: str, expert_parallel_size: int) -> MoeBackendRow | None:

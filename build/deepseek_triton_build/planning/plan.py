@@ -42,6 +42,7 @@ from deepseek_triton_build.planning.tensorrt_llm import TrtllmEngine
 from deepseek_triton_build.planning.trtllm_sizes import choose_sizes
 from deepseek_triton_build.planning.vllm import VllmEngine
 from deepseek_triton_build.planning.vllm_sizes import choose_vllm_sizes, resolve_vllm_target
+from deepseek_triton_build.rules.moe import UNPUBLISHED
 from deepseek_triton_build.rules.rule import Rule, Violation
 
 
@@ -212,7 +213,7 @@ def _plan_on_gpus(engine: TrtllmEngine | VllmEngine) -> Plan:
         triton={setting.key.removeprefix("triton_config."): setting.value for setting in triton},
         held_requests=budget.concurrent_requests(workload.isl or 0, workload.osl or 0),
     )
-    refuse(found)
+    refuse(found, also=() if target.request.takes_unpublished_experts else UNPUBLISHED)
     return Plan(
         request=target.request,
         variant=target.variant,

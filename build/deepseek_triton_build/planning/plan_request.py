@@ -73,6 +73,11 @@ class PlanRequest:
         """The reason of a value that was measured or computed; "" for another one."""
         return dict(self.measured).get(name, "")
 
+    @property
+    def takes_unpublished_experts(self) -> bool:
+        """Whether it plans what no document has about the experts: asked for, or by their settings."""
+        return self.allow_unpublished or any(key.startswith("moe_") for key, _ in self.overrides)
+
 
 OPTIONS = {
     "gpu": "--gpu",

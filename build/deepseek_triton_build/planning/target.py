@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -245,9 +245,9 @@ def refuse_longer_than_the_model_reads(model: PlannedModel, workload: Workload, 
         )
 
 
-def refuse(found: Iterable[tuple[Rule, Violation]]) -> None:
-    """Raise RefusedPlanError with every error among `found`; warnings and notes pass."""
-    errors = [(rule, violation) for rule, violation in found if rule.severity == "error"]
+def refuse(found: Iterable[tuple[Rule, Violation]], *, also: Collection[str] = ()) -> None:
+    """Raise RefusedPlanError with every error among `found`; warnings and notes pass, but for the codes in `also`."""
+    errors = [(rule, violation) for rule, violation in found if rule.severity == "error" or rule.code in also]
     if errors:
         causes = "; ".join(f"{violation.message} [{rule.code}: {rule.source}]" for rule, violation in errors)
         raise RefusedPlanError(causes, fix="; ".join(dict.fromkeys(violation.fix for _, violation in errors)))

@@ -163,9 +163,11 @@ def choose_moe_backend(target: Target, layout: Layout) -> tuple[str, MoeBackendR
 
     The back end is the recipe's where the line has it, else the line's default.
 
-    :raises RefusedPlanError: where no back end is published.
+    :raises RefusedPlanError: where no back end is published, and the request does not ask for one all the same.
     """
     row = find_moe_backends(target.gpu, target.precision, layout.expert_parallel_size)
+    if row is None and target.request.takes_unpublished_experts:
+        row = find_moe_backends(target.gpu, target.precision, 1)
     if row is None:
         raise RefusedPlanError(
             f"no MoE back end is published for {target.precision} on {target.gpu.name} with expert parallelism "

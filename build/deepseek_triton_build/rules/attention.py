@@ -19,7 +19,7 @@ SAFE_NUM_TOKENS = 8192
 """The largest max_num_tokens that V3.2 has not been seen to crash with (NVIDIA/TensorRT-LLM#9932)."""
 
 
-@RULES.error("A001")
+@RULES.warning("A001")
 def _chunk_size(d: Deployment) -> Iterator[Violation]:
     tokens, block = d.get("max_num_tokens"), d.tokens_per_block
     if d.get("enable_chunked_prefill") and tokens and block > 0 and tokens % block:

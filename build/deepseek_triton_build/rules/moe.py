@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, expert_bytes, host_memory_to_prefetch
-from deepseek_triton_build.data.catalog import find_moe_backends, moe_backend_rows
+from deepseek_triton_build.data.catalog import MoeBackendRow, MoeRefusal, find_moe_backends, moe_refusals
 from deepseek_triton_build.data.type_strings import choices
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
 
@@ -13,6 +13,8 @@ RULES = RuleTable()
 _BACKEND = "moe_config.backend"
 BALANCER = "moe_config.load_balancer"
 """The section of the expert load balancer; releases before 1.1 take the path of a file with its settings."""
+UNPUBLISHED = ("M003", "M004")
+"""Warnings about what no release refuses and no document has. A plan takes it only on demand."""
 
 
 @RULES.error("M001")
@@ -26,20 +28,68 @@ def _known_backend(d: Deployment) -> Iterator[Violation]:
 
 
 @RULES.error("M002")
-def _supported_backend(d: Deployment) -> Iterator[Violation]:
+def _refused_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.get(_BACKEND)
     if d.gpu is None or d.precision is None or any(_known_backend(d)):
         return
-    sizes = _possible_sizes(d)
-    rows = [row for ep in sizes if (row := find_moe_backends(d.gpu, d.precision, ep)) is not None]
-    # Without a published row nothing is known, and M003 speaks of the size.
-    if not rows or any(backend in row.backends for row in rows):
+    refusal = next((row for row in moe_refusals() if row.backend == backend and _is_refused(d, row)), None)
+    if refusal is None:
         return
     default = "" if _BACKEND in d.settings else ", the default,"
+    release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"
+    message = (
+        f"MoE back end {backend}{default} is not supported for {d.precision} on {d.gpu.name}{release}: {refusal.why}"
+    )
+    able = dict.fromkeys(name for row in _matrix_rows(d) or _smallest_rows(d) for name in row.backends)
+    instead = f"set {_BACKEND}: {' or '.join(able)}" if able else "use other weights"
+    yield Violation(_BACKEND, message, instead)
+
+
+def _is_refused(d: Deployment, row: MoeRefusal) -> bool:
+    is_in_time = row.before is None or d.is_before(row.before)
+    return d.precision in row.precisions and row.architecture in (None, d.gpu_architecture) and is_in_time
+
+
+@RULES.warning("M003")
+def _unpublished_backend(d: Deployment) -> Iterator[Violation]:
+    backend, rows = d.get(_BACKEND), _matrix_rows(d)
+    known = [*rows, *_smallest_rows(d)]
+    if not known or d.gpu is None or any(_known_backend(d)) or any(_refused_backend(d)):
+        return
+    if any(backend in (*row.backends, *row.measured) for row in rows):
+        return
+    sizes = _possible_sizes(d)
     size = f" at expert parallelism {sizes[0]}" if len(sizes) == 1 else ""
-    message = f"MoE back end {backend}{default} is not supported for {d.precision} on {d.gpu.name}{size}"
+    message = f"NVIDIA's support matrix does not have MoE back end {backend} for {d.precision} on {d.gpu.name}{size}"
     able = dict.fromkeys(name for row in rows for name in row.backends)
-    yield Violation(_BACKEND, message, f"set {_BACKEND}: {' or '.join(able)}")
+    fix = f"set {_BACKEND}: {' or '.join(able)}" if able else "use moe_expert_parallel_size 8 or less, or gb200-nvl72"
+    yield Violation(_BACKEND if able else "moe_expert_parallel_size", message, f"{fix}, or measure it first")
+
+
+@RULES.note("M012")
+def _measured_backend(d: Deployment) -> Iterator[Violation]:
+    backend, rows = d.get(_BACKEND), _matrix_rows(d)
+    sources = [row.measured[backend] for row in rows if backend in row.measured]
+    if d.gpu is None or any(backend in row.backends for row in rows) or not sources or any(_refused_backend(d)):
+        return
+    message = (
+        f"NVIDIA's support matrix does not have MoE back end {backend} for {d.precision} on {d.gpu.name}; its "
+        f"configurations do: {sources[0]}"
+    )
+    yield Violation(_BACKEND, message, "nothing, where it was measured for your load")
+
+
+def _matrix_rows(d: Deployment) -> list[MoeBackendRow]:
+    """Return the matrix's lines for the deployment, for each degree of expert parallelism that it may have."""
+    if d.gpu is None or d.precision is None:
+        return []
+    found = (find_moe_backends(d.gpu, d.precision, ep) for ep in _possible_sizes(d))
+    return [row for row in found if row is not None]
+
+
+def _smallest_rows(d: Deployment) -> list[MoeBackendRow]:
+    row = find_moe_backends(d.gpu, d.precision, 1) if d.gpu is not None and d.precision is not None else None
+    return [] if row is None else [row]
 
 
 def _possible_sizes(d: Deployment) -> tuple[int, ...]:
@@ -51,18 +101,7 @@ def _possible_sizes(d: Deployment) -> tuple[int, ...]:
         return (1,) if isinstance(ranks, int) and ranks <= 8 else (1, 16)
 
 
-@RULES.error("M003")
-def _wide_row(d: Deployment) -> Iterator[Violation]:
-    ep = d.layout.expert_parallel_size
-    if d.gpu is None or d.precision is None or find_moe_backends(d.gpu, d.precision, ep) is not None:
-        return
-    if any(d.gpu.name in row.gpus and d.precision == row.precision for row in moe_backend_rows()):
-        message = f"no MoE back end is published for {d.precision} on {d.gpu.name} at expert parallelism {ep}"
-        fix = "use moe_expert_parallel_size 8 or less, or gb200-nvl72"
-        yield Violation("moe_expert_parallel_size", message, fix)
-
-
-@RULES.error("M004")
+@RULES.warning("M004")
 def _wide_fp8(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture != "blackwell" or d.precision != "fp8" or d.layout.expert_parallel_size <= 8:
         return
@@ -71,7 +110,7 @@ def _wide_fp8(d: Deployment) -> Iterator[Violation]:
         fix = "use TensorRT-LLM 1.2.0 or newer, fp4 weights, or moe_expert_parallel_size 8"
         yield Violation("moe_expert_parallel_size", message, fix)
     elif _has_balancer(d):
-        message = "WIDEEP has no expert load balancer for FP8"
+        message = "NVIDIA publishes no expert load balancer for FP8"
         yield Violation(BALANCER, message, "remove moe_config.load_balancer, or use fp4 weights")
 
 
@@ -100,14 +139,12 @@ def _slots(d: Deployment) -> Iterator[Violation]:
 @RULES.error("M006")
 def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.get(_BACKEND)
-    # Before 1.2 only WIDEEP routes to the balancer's slots (release notes 1.2).
-    able = ("WIDEEP",) if d.release is None or d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM")
+    # create_moe.py asserts this list: before 1.2 WIDEEP alone (release notes 1.2).
+    able = ("WIDEEP",) if d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM", "CUTEDSL", "DEEPGEMM")
     if d.release is not None and _has_balancer(d) and backend not in able:
         message = f"the expert load balancer does not work with MoE back end {backend}"
-        row = None
-        if d.gpu is not None and d.precision is not None:
-            row = find_moe_backends(d.gpu, d.precision, d.layout.expert_parallel_size)
-        usable = [name for name in able if row is None or name in row.backends]
+        published = {name for row in _matrix_rows(d) for name in row.backends}
+        usable = [name for name in able if name in published or not published]
         instead = f"set {_BACKEND}: {' or '.join(usable)}, or " if usable else ""
         yield Violation(BALANCER, message, f"{instead}remove {BALANCER}")
 
@@ -135,12 +172,12 @@ def shared_expert_bytes(d: Deployment) -> int:
     return expert_bytes(d.architecture, d.checkpoint)
 
 
-@RULES.error("M009")
+@RULES.note("M009")
 def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
     key = "moe_config.use_low_precision_moe_combine"
     if d.get(key) and d.precision not in (None, "fp4"):
-        message = f"use_low_precision_moe_combine is for NVFP4, not for {d.precision}"
-        yield Violation(key, message, "leave it out")
+        message = f"use_low_precision_moe_combine is described for NVFP4, not for {d.precision}"
+        yield Violation(key, message, "leave it out, or compare answers and speed without it")
 
 
 @RULES.error("M010")
