@@ -64,7 +64,15 @@ class ProgramFlags:
         self.findings.append(code.finding(message, fix, file=self.file, line=line, key=key))
 
     def set(self, flag: CommandFlag, key: str, value: Any, problem: Problem | None = None) -> None:
-        """Keep the value that a flag gives an argument, or report what is wrong with it. None: it can't be known."""
+        """Keep the value that a flag gives an argument, or report what is wrong with it. None: it can't be known. Of an
+        argument that is given twice, the value is not judged: one of the two is meant."""
+        if key in self.places:
+            line, name = self.places[key]
+            message = f"{flag.name} overrules {name} of line {line}, because the last one counts"
+            self.add(codes.REPEATED_FLAG, message, "remove one of them", flag.line, key)
+            if self.settings.get(key) != value:
+                self.settings.pop(key, None)
+                value = None
         self.places[key] = flag.line, flag.name
         if problem is not None:
             self.add(problem.code, f"{flag.name}: {problem.message}", problem.fix, flag.line, key)

@@ -53,6 +53,7 @@ from deepseek_triton_build.check.scripts import (
     variable_problems,
     vllm_variable_problems,
 )
+from deepseek_triton_build.check.start_script import lost_exports, start_problems
 from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments
 from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, ENGINES
@@ -166,6 +167,7 @@ class _Model(ModelCheck):
             self.check_vllm()
         else:
             self.check_tensorrt_llm()
+        self.find_start()
         config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
         self.find_program(config)
         if config is not None:
@@ -176,6 +178,17 @@ class _Model(ModelCheck):
             self.check_instances(config)
         backend = "deepseek-triton" if self.is_ours else "upstream"
         return self.done(self.file, self.named_model, backend, self.engine)
+
+    def find_start(self) -> None:
+        """Report what start.sh gets wrong. Of ranks that do not fit the GPUs, and of files that are gone, only that is
+        said."""
+        told = {finding.code for finding in self.findings if finding.file == START_SCRIPT}
+        if self.script is None or self.root != self.folder.parent or codes.BROKEN_SCRIPT.code in told:
+            return
+        is_counted = self.engine == _TENSORRT_LLM and self.known.num_gpus in (None, self.num_ranks)
+        num_ranks = self.num_ranks if is_counted else None
+        self.findings += start_problems(self.script, self.root, num_ranks=num_ranks)
+        self.findings += lost_exports(self.script, self.stamp, START_SCRIPT)
 
     def find_program(self, config: ModelConfig | None) -> None:
         """Report a model.py that is not there. That of a generated model is among changed_files."""

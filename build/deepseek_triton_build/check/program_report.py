@@ -51,6 +51,7 @@ from deepseek_triton_build.check.scripts import (
     variable_problems,
     vllm_variable_problems,
 )
+from deepseek_triton_build.check.start_script import lost_exports
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
@@ -114,6 +115,7 @@ class _ProgramCheck(ModelCheck):
             self.findings += changed_files(self.stamp, self.folder, self.folder, "")
         if self.script is not None:
             self.findings += variable_problems(self.script)
+            self.findings += lost_exports(self.script, self.stamp, self.name)
         return read_recorded(self.folder, "")[0]
 
     def checkpoint(

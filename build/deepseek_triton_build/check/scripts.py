@@ -11,6 +11,7 @@ from typing import Any
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, read_text
+from deepseek_triton_build.check.script_lines import TOKEN, mended_lines, unquoted
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.vllm import VllmVersion
@@ -28,17 +29,9 @@ VLLM, VLLM_BENCH = "vllm", "vllm bench"
 _VLLM_MODULE = "vllm.entrypoints.openai.api_server"
 # Flags that name the checkpoint, the one that counts first.
 _MODEL_FLAGS = ("--model_path", "--model_dir", "--model")
-_TOKEN = re.compile(
-    r"""(?P<comment>(?<![^\s;])\#[^\n]*)
-      | (?P<space>[ \t]+|\\\n)
-      | (?P<end>[\n;|&()]+)
-      | (?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;|&()'"\\])+)""",
-    re.VERBOSE | re.DOTALL,
-)
 # The beginning of what is a flag's value and not another flag: `-1` is one.
 _VALUE = re.compile(r"[^-]|$|-\d")
 _SHORT_FLAG = re.compile(r"-[a-zA-Z]+(\.[\w.]+)?(=.*)?", re.DOTALL)
-_QUOTED = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}", re.DOTALL)
 _BASH_LINE = re.compile(r"line (\d+): (.*)")
@@ -89,12 +82,11 @@ class ShellScript:
         # Expansions with quotes inside quotes are not followed, which no script needs for its variables and flags.
         commands: list[list[Word]] = [[]]
         line, read = 1, 0
-        for token in _TOKEN.finditer(self.text):
+        for token in TOKEN.finditer(self.text):
             line += self.text.count("\n", read, token.start())
             read = token.start()
             if token["word"]:
-                text = _QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or quoted[3] or "", token[0])
-                commands[-1].append(Word(text, line))
+                commands[-1].append(Word(unquoted(token[0]), line))
             elif token["end"]:
                 commands.append([])
         return [command for command in commands if command]
@@ -190,7 +182,8 @@ def read_script(path: Path, file: str) -> tuple[ShellScript | None, list[Finding
     text = read_text(path, file)
     if isinstance(text, Finding):
         return None, [text]
-    return ShellScript(file=file, text=text), _syntax_problems(text, file)
+    text, findings = mended_lines(text, file)
+    return ShellScript(file=file, text=text), findings + _syntax_problems(text, file)
 
 
 def typed(words: Sequence[Word], spelled: str) -> Any:
