@@ -1,11 +1,14 @@
 """Files that are written whole or not at all."""
 
 import gzip
+import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
-from deepseek_triton_tools.host.whole_file import whole_file
+from deepseek_triton_tools.host.whole_file import sweep, whole_file
 from deepseek_triton_tools.tool_errors import ToolError
 
 
@@ -36,3 +39,21 @@ def test_its_mode_and_a_place_that_cannot_be_written(tmp_path):
         with pytest.raises(ToolError, match=f"{name} can't be written: {error}"), whole_file(tmp_path / name) as file:
             file.write("text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "it", "plain"]
+
+
+def test_what_a_killed_process_has_left_is_swept_though_nobody_has_asked_for_its_end(tmp_path):
+    program = (
+        "import sys, pathlib; from deepseek_triton_tools.host.whole_file import whole_file\n"
+        "with whole_file(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "it")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        (part,) = tmp_path.iterdir()
+        sweep(tmp_path)
+        assert part.exists()
+
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        sweep(tmp_path)
+        assert not part.exists()

@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from deepseek_triton_tools.checkpoints.number_formats import (
     dequantize_groups,
     float32_of,
 )
-from deepseek_triton_tools.checkpoints.shard_writer import sweep
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint
 from deepseek_triton_tools.cli.main import main
 from support.small_checkpoint import CONFIG, FP8, TINY, small_checkpoint, write_act_scales, write_checkpoint
@@ -316,19 +314,6 @@ def test_a_checkpoint_that_has_changed_is_not_gone_on_with(tmp_path, checkpoint)
     assert quantize(folder, *options, "--share", "1/2") == 3
     overwrite(open_checkpoint(folder)[EXPERT], b"\x01", at=0)
     assert "or the checkpoint has changed" in checkpoint("quantize", folder, *options, code=1).err
-
-
-def test_what_a_killed_process_has_left_is_swept_though_nobody_has_asked_for_its_end(tmp_path):
-    with subprocess.Popen(["sleep", "600"]) as process:
-        part = tmp_path / f"model-00001-of-000002.safetensors.{platform.node()}-{process.pid}.part"
-        part.write_bytes(b"half")
-        sweep(tmp_path)
-        assert part.exists()
-
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        sweep(tmp_path)
-        assert not part.exists()
 
 
 # --- What is refused ---

@@ -42,10 +42,10 @@ from deepseek_triton_tools.checkpoints.number_formats import (
     quantize_blocks,
     quantize_int4,
 )
-from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, sweep
+from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
 from deepseek_triton_tools.checkpoints.stored_tensors import Array
 from deepseek_triton_tools.host.units import sized
-from deepseek_triton_tools.host.whole_file import whole_file
+from deepseek_triton_tools.host.whole_file import sweep, whole_file
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     CheckpointManifest,
     FileRecord,

@@ -10,8 +10,6 @@ import hashlib
 import json
 import math
 import os
-import platform
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +19,8 @@ from typing import TypeVar
 import numpy as np
 
 from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, Array
-from deepseek_triton_tools.host.processes import is_running
+from deepseek_triton_tools.host.whole_file import part_of
 
-PART = ".part"
-"""End of the name of a file that is being written."""
-_OWNER = re.compile(rf"\.safetensors\.(.*)-(\d+){re.escape(PART)}$")
-"""Machine and process in such a name."""
 _ALIGNED = 8
 """Bytes to which the header is padded, as the safetensors library pads it."""
 
@@ -88,14 +82,6 @@ def dealt(
     }
 
 
-def sweep(folder: Path) -> None:
-    """Remove what processes of this machine that were killed have left of their files."""
-    for path in folder.glob(f"*{PART}"):
-        match = _OWNER.search(path.name)
-        if match and match[1] == platform.node() and not is_running(int(match[2])):
-            path.unlink(missing_ok=True)
-
-
 class ShardWriter:
     """A file that gets its name when `finish` is called, after all of it has reached the disk.
 
@@ -106,7 +92,7 @@ class ShardWriter:
     def __init__(self, path: Path, tensors: Sequence[OutputTensor]) -> None:
         self.size = file_size(tensors)
         self._path = path
-        self._scratch = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}{PART}")
+        self._scratch = part_of(path)
         self._header = header_bytes(tensors)
         self._digest = hashlib.sha256()
         self._written = 0
