@@ -156,7 +156,7 @@ class _Model(ModelCheck):
         script, findings = read_script(path, START_SCRIPT)
         if self.root == self.folder.parent:
             self.findings += findings
-            self.findings += [] if script is None else variable_problems(script)
+            self.findings += [] if script is None else variable_problems(script.variables, script.file)
         elif script is None:
             self.unchecked.append(f"{START_SCRIPT}, because it can't be read")
         return script
@@ -244,7 +244,7 @@ class _Model(ModelCheck):
             settings=settings,
             release=release,
             triton=flattened(self.triton),
-            environment={} if self.script is None else self.script.known_values,
+            environment=self.environment(self.script, document, release),
             **self.known.facts,
         )
         misfits = memory_problems(self.deployment) if _num_ranks(document, settings) is not None else ()

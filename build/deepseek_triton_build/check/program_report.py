@@ -114,7 +114,7 @@ class _ProgramCheck(ModelCheck):
         if not self.stamp.is_of_triton:
             self.findings += changed_files(self.stamp, self.folder, self.folder, "")
         if self.script is not None:
-            self.findings += variable_problems(self.script)
+            self.findings += variable_problems(self.script.variables, self.name)
             self.findings += lost_exports(self.script, self.stamp, self.name)
         return read_recorded(self.folder, "")[0]
 
@@ -178,7 +178,7 @@ class _ProgramCheck(ModelCheck):
             unknown=unknown,
             release=release,
             triton=flattened(triton_settings(document)) if document is not None and is_model_yaml else {},
-            environment={} if self.script is None else self.script.known_values,
+            environment=self.environment(self.script, document, release),
             **self.known.facts,
         )
         in_yaml = None if document is None else place_in(document, arguments, release)

@@ -17,6 +17,7 @@ from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.check.gpus import vllm_memory_problems
 from deepseek_triton_build.check.model_identity import UNKNOWN, CheckOptions, Identity, identify, unchecked_facts
 from deepseek_triton_build.check.schema import CheckedArguments
+from deepseek_triton_build.check.scripts import ShellScript, env_overrides, variable_problems
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.rules import violations, vllm_violations
@@ -51,6 +52,8 @@ class ModelCheck:
     deployment: Deployment | None = None
     """None where the model does not run on TensorRT-LLM."""
     place: FindPlace = field(default=lambda key: ("", None, key or ""))
+    variables: dict[str, Place] = field(default_factory=dict)
+    """Environment variable that TensorRT-LLM gets -> its place."""
     model: CheckedModel = field(init=False)
 
     def keep(self, read: tuple[_Read, list[Finding]]) -> _Read:
@@ -100,9 +103,22 @@ class ModelCheck:
 
     def report(self, broken: Iterable[tuple[Code, Violation]]) -> None:
         for rule, violation in broken:
-            file, line, name = self.place(violation.key)
+            file, line, name = self.variables.get(violation.key or "") or self.place(violation.key)
             key = name or None if violation.key else None
             self.findings.append(rule.finding(violation.message, violation.fix, file=file, line=line, key=key))
+
+    def environment(
+        self, script: ShellScript | None, document: Document | None, release: Release
+    ) -> Mapping[str, str]:
+        """Return the variables of TensorRT-LLM that are known, and report what is wrong with those of the arguments."""
+        own = env_overrides(document) if release.find_key("env_overrides") else {}
+        exported = {} if script is None else script.variables
+        if script is not None:
+            self.variables |= {name: (script.file, variable.line, name) for name, variable in exported.items()}
+        if document is not None:
+            self.variables |= {name: (document.file, variable.line, name) for name, variable in own.items()}
+            self.findings += variable_problems(own, document.file)
+        return {name: one.value for name, one in {**exported, **own}.items() if one.value is not None}
 
     def done(self, file: str, model: str | None, backend: str, engine: str) -> ModelCheck:
         """Return the check with its result.

@@ -227,6 +227,7 @@ def _syntax_problems(text: str, file: str) -> list[Finding]:
 
 # Likeness from which an unknown name counts as a misspelled one: NCCL_IB_TIMEOUT is no misspelled NCCL_TIMEOUT.
 _NEAR = 0.92
+_OVERRIDES = "env_overrides"
 _OF_TENSORRT_LLM = ("TRTLLM_", "TLLM_")
 # List in environment_variables.yaml -> an expression that its values fit, and the same in words.
 _KINDS = {
@@ -237,22 +238,32 @@ _KINDS = {
 }
 
 
-def variable_problems(script: ShellScript) -> Iterator[Finding]:
+def env_overrides(document: Document | None) -> Mapping[str, Variable]:
+    """Return the variables that the engine sets itself, by its argument env_overrides, which makes each value text."""
+    values = document.values.get(_OVERRIDES) if document is not None else None
+    return {
+        name: Variable(value=str(value), line=(document and document.line(f"{_OVERRIDES}.{name}")) or 1)
+        for name, value in (values.items() if isinstance(values, dict) else ())
+        if isinstance(name, str)
+    }
+
+
+def variable_problems(variables: Mapping[str, Variable], file: str) -> Iterator[Finding]:
     """Find the exported variables that are misspelled, and those with a value that the engine does not understand."""
     known = _known()
-    for name, variable in script.variables.items():
+    for name, variable in variables.items():
         if name not in known:
             # Those in mixed case are Open MPI's, which has many more: ..._if_exclude is no misspelled ..._if_include.
             if near := nearest_name(name, filter(str.isupper, known), likeness=_NEAR):
                 message = f"{name} is not a variable that the engine is known to read"
                 fix = f"did you mean {near}?"
-                yield codes.MISSPELLED_VARIABLE.finding(message, fix, file=script.file, line=variable.line, key=name)
+                yield codes.MISSPELLED_VARIABLE.finding(message, fix, file=file, line=variable.line, key=name)
             continue
         pattern, words = known[name]
         if variable.value and not re.fullmatch(pattern, variable.value, re.IGNORECASE | re.DOTALL):
             message = f"{name}: expected {words}, found {short_repr(variable.value)}"
             fix = f"write {words}, or remove the variable"
-            yield codes.WRONG_VARIABLE.finding(message, fix, file=script.file, line=variable.line, key=name)
+            yield codes.WRONG_VARIABLE.finding(message, fix, file=file, line=variable.line, key=name)
 
 
 def vllm_variable_problems(

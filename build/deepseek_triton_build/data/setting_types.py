@@ -25,6 +25,8 @@ _RANGES: Mapping[str, str] = {
     "kv_cache_config.tokens_per_block": "int 1..",
     "cuda_graph_config.max_batch_size": "int 0..",
     "speculative_config.num_nextn_predict_layers": "int 0..",
+    # Its values are made text (tensorrt_llm/llmapi/llm_args.py of 1.2, coerce_env_overrides_to_str).
+    "env_overrides": "dict",
 }
 
 

@@ -13,6 +13,7 @@ RULES = RuleTable()
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Prompts of 8K tokens with answers of 1K on H200 are the known issue of the deployment guide.
 _LONG_INPUT = 8192
+_LAYERS, _DEEPGEMM = "TLLM_OVERRIDE_LAYER_NUM", "TRTLLM_DG_ENABLED"
 _V32_TOKENIZER = "deepseek_v32"
 RUNS_CODE = "trust_remote_code: Python files of the checkpoint run with the server's rights, and DeepSeek needs none"
 REASONING_PARSER = "deepseek-r1"
@@ -31,17 +32,17 @@ def _allocator(d: Deployment) -> Iterator[Violation]:
 
 @RULES.warning("E002")
 def _layers(d: Deployment) -> Iterator[Violation]:
-    layers = d.environment.get("TLLM_OVERRIDE_LAYER_NUM", "0")
+    layers = d.environment.get(_LAYERS, "0")
     if layers not in ("", "0"):
-        message = f"TLLM_OVERRIDE_LAYER_NUM={layers} loads only {layers} of the model's layers: the answers are noise"
-        yield Violation(None, message, "remove the variable")
+        message = f"{_LAYERS}={layers} loads only {layers} of the model's layers: the answers are noise"
+        yield Violation(_LAYERS, message, "remove the variable")
 
 
 @RULES.note("E003")
 def _deepgemm(d: Deployment) -> Iterator[Violation]:
-    if d.gpu_architecture == "hopper" and d.precision == "fp8" and d.environment.get("TRTLLM_DG_ENABLED") == "0":
-        message = "TRTLLM_DG_ENABLED=0 turns off DeepGEMM, the fast FP8 kernels of Hopper"
-        yield Violation(None, message, "remove the variable")
+    if d.gpu_architecture == "hopper" and d.precision == "fp8" and d.environment.get(_DEEPGEMM) == "0":
+        message = f"{_DEEPGEMM}=0 turns off DeepGEMM, the fast FP8 kernels of Hopper"
+        yield Violation(_DEEPGEMM, message, "remove the variable")
 
 
 @RULES.error("E004")
