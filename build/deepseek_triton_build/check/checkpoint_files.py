@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,12 @@ def _section(document: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
 
 
 _TOKENIZER = "tokenizer.json"
+# The vocabulary of DeepSeek-V3 and its successors, and the tokens that all of their tokenizers have.
+_DEEPSEEK_VOCABULARY = 129_280
+_DEEPSEEK_TOKENS: Mapping[str, int] = {"<｜begin▁of▁sentence｜>": 0, "<｜end▁of▁sentence｜>": 1}
+# A smaller vocabulary is cut to what a test or a template needs.
+_WHOLE_VOCABULARY = 10_000
+_MARK = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _DOWNLOAD = "download it again"
 # Keys that load_modelopt_quant_config of TensorRT-LLM reads, and those of its quant_cfg.json.
@@ -227,7 +234,7 @@ def check_checkpoint(
     findings += _quantization_problems(facts, for_vllm=for_vllm)
     if tokenizer is not None:
         where = label if tokenizer == folder else str(tokenizer)
-        findings += _tokenizer_problems(tokenizer, where, facts.config)
+        findings += tokenizer_problems(tokenizer, where, facts.config)
     found = check_weights(folder, label)
     return facts, [*findings, *(one for one in found if not (for_vllm and one.code == codes.STRAY_SHARD.code))]
 
@@ -284,7 +291,11 @@ def _quant_config_problems(folder: Path, document: Mapping[str, Any]) -> Iterato
             yield message, f"copy {LAYERS_CONFIG} from where the weights were quantized"
 
 
-def _tokenizer_problems(folder: Path, label: str, config: Mapping[str, Any]) -> Iterator[Finding]:
+def tokenizer_problems(folder: Path, label: str, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find what is missing or of another model in the tokenizer's files.
+
+    :param config: the content of the model's config.json, as far as it is known.
+    """
     missing = [name for name in (_TOKENIZER, _TOKENIZER_CONFIG) if not os.path.exists(folder / name)]
     for name in missing:
         message = f"{name} is missing, so the engine has no tokenizer"
@@ -302,16 +313,30 @@ def _tokenizer_problems(folder: Path, label: str, config: Mapping[str, Any]) -> 
     added = tokenizer.get("added_tokens")
     ids |= {str(e.get("content")): e.get("id") for e in added if isinstance(e, dict)} if isinstance(added, list) else {}
     ids = {name: number for name, number in ids.items() if isinstance(number, int)}
-    most, highest = config.get("vocab_size"), max(ids.values(), default=-1)
     fix = "put the model's own tokenizer there; download it again"
+    for why in islice(_foreign_tokens(ids, names, config), 1):
+        yield codes.WRONG_TOKENIZER.finding(why, fix, file=file)
+
+
+def _foreign_tokens(ids: Mapping[str, int], names: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what shows that a tokenizer is another model's.
+
+    :param ids: token -> id.
+    :param names: the content of tokenizer_config.json.
+    """
+    most, highest = config.get("vocab_size"), max(ids.values(), default=-1)
     if isinstance(most, int) and highest >= most:
-        message = f"it has token {highest:,}, but config.json gives a vocabulary of {most:,}"
-        yield codes.WRONG_TOKENIZER.finding(message, fix, file=file)
+        yield f"it has token {highest:,}, but config.json gives a vocabulary of {most:,}"
     for kind in ("bos", "eos"):
         token, wanted = names.get(f"{kind}_token"), config.get(f"{kind}_token_id")
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str) and isinstance(wanted, int) and ids.get(token) != wanted:
             found_id = short_repr(ids.get(token))
-            message = f"its {kind}_token {safe_name(token)} is token {found_id}, but config.json says {wanted}"
-            yield codes.WRONG_TOKENIZER.finding(message, fix, file=file)
-            return
+            yield f"its {kind}_token {safe_name(token)} is token {found_id}, but config.json says {wanted}"
+    for token, number in _DEEPSEEK_TOKENS.items() if most == _DEEPSEEK_VOCABULARY else ():
+        if ids.get(token) != number:
+            yield f"expected {token} as token {number}, as every DeepSeek-V3 has it, found {short_repr(ids.get(token))}"
+    template = names.get("chat_template")
+    for mark in _MARK.findall(template) if isinstance(template, str) and len(ids) >= _WHOLE_VOCABULARY else ():
+        if mark not in ids:
+            yield f"its chat template writes {safe_name(mark)}, which is no token of it"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check import codes
-from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
+from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, tokenizer_problems
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, Document, read_bytes, read_json_document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
 from deepseek_triton_build.check.generated_origin import Recorded, changed_files, read_recorded
@@ -60,7 +60,7 @@ from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, ENGINE
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.rules.rule import Deployment, VllmDeployment
-from deepseek_triton_build.text import is_path, short_repr
+from deepseek_triton_build.text import is_path, safe_name, short_repr
 
 OUR_PACKAGE = "deepseek_backend"
 MODEL_PY = "model.py"
@@ -304,10 +304,9 @@ class _Model(ModelCheck):
     def checkpoint(self, document: Document, *, for_vllm: bool = False) -> CheckpointFacts | None:
         """Find out what the model is, and return what the checkpoint's files say; None when it is not on this
         machine."""
-        model, facts = self.named_model, None
+        model, facts, tokenizer, named = self.named_model, None, None, document.values.get("tokenizer")
         if model:
-            folder = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
-            tokenizer, named = folder, document.values.get("tokenizer")
+            folder = tokenizer = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
             if isinstance(named, str):  # a Hugging Face name is judged by rule E008
                 tokenizer = find_checkpoint_folder(named, self.version_dir, None) if is_path(named) else None
                 if tokenizer is None and is_path(named):
@@ -316,6 +315,9 @@ class _Model(ModelCheck):
                 self.findings.append(absent_checkpoint(document, model, "model", strict=self.options.strict))
             facts = self.read_checkpoint(folder, tokenizer, for_vllm=for_vllm)
         self.identify(model, facts, self.file, document.line("model"))
+        if facts is None and tokenizer is not None and self.known.architecture is not None:
+            known = {"vocab_size": self.known.architecture.vocab_size}
+            self.findings += tokenizer_problems(tokenizer, safe_name(str(named)), known)
         return facts
 
 

@@ -107,9 +107,7 @@ class ModelCheck:
             key = name or None if violation.key else None
             self.findings.append(rule.finding(violation.message, violation.fix, file=file, line=line, key=key))
 
-    def environment(
-        self, script: ShellScript | None, document: Document | None, release: Release
-    ) -> Mapping[str, str]:
+    def environment(self, script: ShellScript | None, document: Document | None, release: Release) -> Mapping[str, str]:
         """Return the variables of TensorRT-LLM that are known, and report what is wrong with those of the arguments."""
         own = env_overrides(document) if release.find_key("env_overrides") else {}
         exported = {} if script is None else script.variables

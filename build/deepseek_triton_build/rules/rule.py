@@ -227,8 +227,8 @@ class Violation:
     """One way in which a deployment breaks a rule."""
 
     key: str | None
-    """The setting to look at, under CANONICAL_RELEASE's keys, or the environment variable; None when no single one is at
-    fault."""
+    """The setting to look at, under CANONICAL_RELEASE's keys, or the environment variable; None when no single one is
+    at fault."""
     message: str
     fix: str
 
