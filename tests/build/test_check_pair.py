@@ -129,6 +129,8 @@ def test_a_side_alone_is_checked_as_before(repositories):
 CONFIG_EDITS = [
     (lambda file: file["context_servers"].update(urls=["http://ctx:8001"]), "G020"),
     (lambda file: file.update(disagg_cluster={"cluster_uri": "x", "inactive_interval_sec": 5}), "G026"),
+    (lambda file: file["context_servers"].update(urls=["localhost:9001"]), "G034"),
+    (lambda file: file["context_servers"].update(url=file["context_servers"].pop("urls")), "G031"),
 ]
 
 

@@ -77,6 +77,10 @@ PAIRS = {
     "G010": (pair({REUSE: True}), pair({REUSE: True}, release="1.1.0")),
     "G011": (pair(generation={"max_seq_len": 2048}), pair(generation={"max_seq_len": 8192})),
     "G012": (pair(*[LONG | {TIMEOUT: 60_000}] * 2), pair(*[LONG | {TIMEOUT: 600_000}] * 2)),
+    "G014": (
+        replace(pair(), generation=replace(pair().generation, release=load_release("1.2.0"))),
+        pair(release="1.2.0"),
+    ),
     "G013": (pair(generation={f"{TRANSCEIVER}.backend": "DEFAULT"}), pair(*[{f"{TRANSCEIVER}.backend": "NIXL"}] * 2)),
 }
 """Rule -> a pair that breaks it, and one that is near and does not."""
@@ -112,6 +116,8 @@ JOINED = {
         joined(servers("context", router={"type": "load_balancing", "use_tokens": True})),
     ),
     "G032": (joined(servers("context", urls=["10.0.0.2:8003"])), joined(servers("context", urls=["10.0.0.2:8001"]))),
+    "G033": (joined({"port": 8001}), joined({"hostname": "10.0.0.1", "port": 8001})),
+    "G034": (joined(ports={"context": "8003"}), joined(ports={"context": "8001", "generation": "9001"})),
     "G030": (joined(request_timeout_s=180), joined(request_timeout_s=None)),
 }
 """Rule -> an orchestrator that breaks it, and one that is near and does not."""

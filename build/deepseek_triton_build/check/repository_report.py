@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from deepseek_triton_build.build_errors import NothingToCheckError
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import read_text, read_yaml
-from deepseek_triton_build.check.finding import Report, in_order
+from deepseek_triton_build.check.finding import Report, find_code, in_order
 from deepseek_triton_build.check.generated_origin import Stamp, changed_files, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions, require_options
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model, is_of_vllm_backend
@@ -29,6 +29,7 @@ from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.rules.orchestrator import CLUSTER, CONFIG_NAME, DEFAULT_TIMEOUT_S, SCRIPT_NAME, Orchestrator
 
 SIDES = (CONTEXT, GENERATION)
+_CONFIG = ("-c", "--config_file")
 _START_TIMEOUT = ("-t", "--server_start_timeout")
 _REQUEST_TIMEOUT = ("-r", "--request_timeout")
 _METADATA = ("-m", "--metadata_server_config_file")
@@ -109,6 +110,11 @@ def _pair_report(directory: Path, options: CheckOptions) -> Report:
     for side, checked in sides.items():
         findings += [_below(side, finding) for finding in checked.findings]
         models += [replace(one.model, file=f"{side}/{one.model.file}") for one in checked.models]
+    engines = dict.fromkeys(f"{one.engine} {one.release}" for one in models)
+    if len({one.engine for one in models}) > 1:
+        message = f"the two sides run different engines: {' and '.join(engines)}"
+        fix = "build both sides anew with one build --profile disagg"
+        findings.append(find_code("G014").finding(message, fix, file=models[-1].file))
     pair = _server_pair(sides)
     for rule, violation in () if pair is None else disaggregation_violations(pair):
         side, _, key = (violation.key or CONTEXT).partition(".")
@@ -157,21 +163,42 @@ def _orchestrator_findings(config: Path, pair: ServerPair | None, options: Check
         has_metadata_server=any(word.text.partition("=")[0] in _METADATA for word in words),
         load_s=pair.load_limit_s if pair is not None and is_known else None,
         pair=None if pair is None else pair.well_typed(),
+        ports=dict(_ports(config.parent)),
     )
+    passed = _passed(words, _CONFIG) if is_started else None
+    if passed is not None and passed.rpartition("/")[2] != config.name:
+        message, fix = f"{SCRIPT_NAME} passes {passed} and not {config.name}", f'write -c "$here/{config.name}"'
+        findings.append(codes.UNUSED_ARGUMENTS.finding(message, fix, file=SCRIPT_NAME))
     for rule, violation in orchestrator_violations(orchestrator):
         file, line = (SCRIPT_NAME, None) if violation.key is None else (config.name, document.line(violation.key))
         findings.append(rule.finding(violation.message, violation.fix, file=file, line=line, key=violation.key))
     return findings
 
 
-def _seconds(words: Sequence[Word], names: Sequence[str]) -> int | None:
-    """Return the value of a flag, or trtllm-serve's default; None when it depends on more than the script."""
+def _passed(words: Sequence[Word], names: Sequence[str]) -> str | None:
+    """Return what a script gives a flag; None without the flag."""
     for word, following in zip(words, [*words[1:], None], strict=True):
         name, equals, given = word.text.partition("=")
         if name in names:
-            value = Word(given, word.line).value if equals else following and following.value
-            return int(value) if value and value.isdecimal() else None
-    return DEFAULT_TIMEOUT_S
+            return given if equals or following is None else following.text
+    return None
+
+
+def _ports(directory: Path) -> Iterator[tuple[str, str]]:
+    """Yield each side of a pair with the port that its script gives the server."""
+    for side in SIDES:
+        path = directory / side / PROGRAM_SCRIPTS[0]
+        script = read_script(path, path.name)[0] if os.path.isfile(path) else None
+        passed = _passed(script.program.words, ("--port",)) if script is not None and script.program else None
+        if passed is not None and (port := Word(passed, 0).value) is not None:
+            yield side, port
+
+
+def _seconds(words: Sequence[Word], names: Sequence[str]) -> int | None:
+    """Return the value of a flag, or trtllm-serve's default; None when it depends on more than the script."""
+    passed = _passed(words, names)
+    value = str(DEFAULT_TIMEOUT_S) if passed is None else Word(passed, 0).value
+    return int(value) if value and value.isdecimal() else None
 
 
 def _checked(directory: Path, options: CheckOptions) -> _Folder:

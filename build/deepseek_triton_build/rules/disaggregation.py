@@ -196,3 +196,12 @@ def _same_backend(pair: ServerPair) -> Iterator[Violation]:
         if context and generation:  # a missing one: G002
             message = f"{key} is {context} on the context server and {generation} on the generation server"
             yield Violation(_on(GENERATION, key), message, f"set {key}: {context} on both")
+
+
+@RULES.error("G014")
+def _same_release(pair: ServerPair) -> Iterator[Violation]:
+    context, generation = pair.context.release, pair.generation.release
+    if context is not None and generation is not None and context.version != generation.version:
+        message = f"the context server runs TensorRT-LLM {context.version} and the generation server "
+        message += generation.version
+        yield Violation(GENERATION, message, "build both sides anew with one build --profile disagg")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.type_strings import fits, in_words
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
-from deepseek_triton_build.rules.rule import RuleTable, Violation
-from deepseek_triton_build.text import short_repr
+from deepseek_triton_build.rules.rule import CANONICAL_RELEASE, RuleTable, Violation
+from deepseek_triton_build.text import nearest_name, short_repr
 
 RULES = RuleTable()
 CONFIG_NAME = "disagg_config.yaml"
 SCRIPT_NAME = "orchestrator.sh"
+_DEFAULT_PORT, _DEFAULT_HOST = 8000, "localhost"
+_THIS_MACHINE = ("localhost", "127.0.0.1", "0.0.0.0")
+# Likeness from which a key that the servers would inherit counts as a misspelled one of the orchestrator's.
+_NEAR = 0.85
 DEFAULT_TIMEOUT_S = 180
 """Seconds that trtllm-serve waits for its servers to start, and for a request, unless -t and -r say more."""
 KV_AWARE = "kv_cache_aware"
@@ -33,6 +38,7 @@ _OWN_KEYS = (
     *("hostname", "port", "max_retries", "perf_metrics_max_requests", "conditional_disagg_config", CLUSTER),
     *("context_servers", "generation_servers"),
 )
+_SERVER_KEYS = ("num_instances", "urls", "router")
 _ADDRESS = re.compile(r"[^:/\s]+:[0-9]{1,5}")
 _COUNT = "int 0.."
 _SERVERS = {
@@ -82,6 +88,8 @@ class Orchestrator:
     load_s: int | None = None
     """Seconds within which a server has to be ready."""
     pair: ServerPair | None = None
+    ports: Mapping[str, str] = field(default_factory=dict)
+    """Side -> the port that its script gives a server, unless PORT says otherwise."""
 
     def section(self, side: str) -> Mapping[str, Any]:
         """Return the section of a side; an empty one where it is missing or no mapping."""
@@ -90,6 +98,26 @@ class Orchestrator:
     def mapping(self, key: str) -> Mapping[str, Any]:
         """Return what a top-level key holds; nothing where it is no mapping."""
         return _mapping(self.config.get(key))
+
+    @property
+    def own_addresses(self) -> set[str]:
+        """Every HOST:PORT that is the orchestrator itself."""
+        port, host = self.config.get("port", _DEFAULT_PORT), self.config.get("hostname", _DEFAULT_HOST)
+        return {f"{name}:{port}" for name in (_THIS_MACHINE if host in _THIS_MACHINE else (host,))}
+
+    @cached_property
+    def misspelled(self) -> Mapping[str, str]:
+        """Dotted path of a key at the top or in a server section, where most keys are the servers' own -> the key of
+        the orchestrator that is meant."""
+        found: dict[str, str] = {}
+        sections = {f"{side}_servers.": self.section(side) for side in (CONTEXT, GENERATION)}
+        for path, value in {"": self.config, **sections}.items():
+            known = _SERVER_KEYS if path else _OWN_KEYS
+            for key in value.keys() - {*known}:
+                near = nearest_name(key, known, likeness=_NEAR)
+                if near is not None and load_release(CANONICAL_RELEASE).find_key(str(key)) is None:
+                    found[f"{path}{key}"] = f"{path}{near}"
+        return found
 
     def router(self, side: str) -> Mapping[str, Any]:
         """Return the router of a side."""
@@ -121,6 +149,8 @@ def _counts(orchestrator: Orchestrator) -> Iterator[Violation]:
     if orchestrator.mapping(CLUSTER):
         return
     for side in (CONTEXT, GENERATION):
+        if {f"{side}_servers", f"{side}_servers.urls"}.intersection(orchestrator.misspelled.values()):  # G031
+            continue
         section = orchestrator.section(side)
         urls, count = section.get("urls"), section.get("num_instances", 1)
         given = len(urls) if isinstance(urls, list | tuple) else 0
@@ -232,6 +262,9 @@ def _request_timeout(orchestrator: Orchestrator) -> Iterator[Violation]:
 
 @RULES.error("G031")
 def _types(orchestrator: Orchestrator) -> Iterator[Violation]:
+    for key, meant in orchestrator.misspelled.items():
+        message = f"{key} is no key of the orchestrator, and would go to the servers"
+        yield Violation(key, message, f"did you mean {meant}?")
     given = dict(_below(orchestrator.config))
     for key, value in given.items():
         if key in _TYPES and value is not None and not fits(value, _TYPES[key]):
@@ -260,3 +293,25 @@ def _once(orchestrator: Orchestrator) -> Iterator[Violation]:
             if isinstance(url, str) and url in seen:
                 yield Violation(f"{side}_servers.urls", f"{short_repr(url)} is named twice", "name each server once")
             seen.add(str(url))
+
+
+@RULES.error("G033")
+def _own_port(orchestrator: Orchestrator) -> Iterator[Violation]:
+    for side in (CONTEXT, GENERATION):
+        urls = orchestrator.section(side).get("urls")
+        for url in urls if isinstance(urls, list | tuple) else ():
+            if isinstance(url, str) and url in orchestrator.own_addresses:
+                message = f"{short_repr(url)} is the orchestrator's own address"
+                yield Violation(f"{side}_servers.urls", message, "give the server another port, here and in its script")
+
+
+@RULES.warning("G034")
+def _scripts_port(orchestrator: Orchestrator) -> Iterator[Violation]:
+    for side, port in orchestrator.ports.items():
+        urls = orchestrator.section(side).get("urls")
+        # Of several servers, each is started with a PORT of its own.
+        url = urls[0] if isinstance(urls, list) and len(urls) == 1 else None
+        is_other = isinstance(url, str) and _ADDRESS.fullmatch(url) and url.rpartition(":")[2] != port
+        if is_other and url not in orchestrator.own_addresses:  # G033
+            message = f"{side}_servers has {short_repr(url)}, and the {side} server's script listens on {port}"
+            yield Violation(f"{side}_servers.urls", message, "write one port in both, or start the script with PORT")
