@@ -26,6 +26,7 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
+from deepseek_triton_build.data.known_variables import nearest_variable
 from deepseek_triton_build.data.planned_settings import is_engine_variable, is_for_every_rank
 from deepseek_triton_build.data.profiles import DEFAULT_PROFILE, Profile, Recipe, profiles
 from deepseek_triton_build.data.releases import (

@@ -207,6 +207,7 @@ SHM = "/dev/shm/deepseek_triton"
 REGION = {"/dev/shm/triton_python_backend_shm_region_1": b""}
 FULL = Disk(total=64 * GIB, free=MIB)
 SMALL_SHM = {"/dev/shm": Disk(total=64 * MIB, free=64 * MIB)}
+DOCKERS_SHM = {"/dev/shm": Disk(total=64 * MIB, free=60 * MIB)}
 POOR = with_files({"/.dockerenv": "", **PCI}, disks=SMALL_SHM, limits={"memlock": (1, 1)})
 NO_PACKAGES = replace(PYTHON, packages={})
 VENV = "/opt/venv-tritonserver/bin/python3"
@@ -396,8 +397,8 @@ CASES = [
     ("gpu-links", ends("nvidia-smi topo -m", 3), R1, "skipped", "says nothing"),
     ("gpu-persistence", gpus_with("Enabled", "Disabled"), R1, "note", "nvidia-persistenced"),
     ("gpu-persistence", gpus_with("Enabled", "[N/A]"), R1, "ok", "on"),
-    ("shm", machine(disks={"/dev/shm": Disk(total=64 * MIB, free=60 * MIB)}), NOTHING, "warning", "--ipc=host"),
-    ("shm", machine(disks={"/dev/shm": Disk(total=64 * MIB, free=60 * MIB)}), R1, "error", "NCCL asks for"),
+    ("shm", machine(disks=DOCKERS_SHM), NOTHING, "warning", "--ipc=host"),
+    ("shm", machine(disks=DOCKERS_SHM), R1, "error", "NCCL asks for"),
     ("shm", machine(disks={"/dev/shm": FULL}), NOTHING, "error", "SIGBUS"),
     ("shm", with_files(REGION, disks={"/dev/shm": FULL}), NOTHING, "error", "1 regions of tritonservers"),
     ("shm", machine(disks={"/dev/shm": REFUSED}), NOTHING, "error", "Permission denied"),
@@ -565,6 +566,7 @@ def test_what_works():
     cases = [
         # A need of the repository does not block the capabilities that don't serve it.
         (of_wheel(packages=DEMO), R1, {"demo": True, "simulated": True, llm: False, local: False}),
+        (machine(disks=DOCKERS_SHM), R1, {llm: False, "simulated": True, local: False}),
         (machine(taken={8000: "process 7"}), R1, {llm: False, "simulated": True, local: False}),
         (no_gpu, R1, {llm: False, "simulated": True, mpirun: False}),
         (having(deepseek__triton="0.1.0", pyyaml=None), R1, {local: False, mpirun: False}),

@@ -181,6 +181,14 @@ def test_what_docker_or_the_engine_would_refuse_is_refused(launched, repository,
         assert (refused.returncode, expected in line) == (2, True), line
 
 
+def test_a_small_shm_and_a_misspelled_variable_are_noted(launchable):
+    shown = dry_run("docker", launchable / "one", "--shm-size", "64m", "--env", "NCCL_SOCKET_IFNAM=eth0")
+    notes = shown.stderr.splitlines()
+    for expected in ("--shm-size 64 MiB: 9.0 GiB are planned", "did you mean NCCL_SOCKET_IFNAME?"):
+        assert sum(expected in line for line in notes) == 1, notes
+    assert shown.returncode == 0
+
+
 def test_a_checkpoint_that_is_not_here_is_printed_but_not_run(launchable, tmp_path, monkeypatch):
     recorded = recording(tmp_path / "bin", "docker")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")

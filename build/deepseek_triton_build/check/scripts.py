@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, read_text
 from deepseek_triton_build.check.script_lines import TOKEN, mended_lines, unquoted
 from deepseek_triton_build.data import spelling
-from deepseek_triton_build.data.own_files import load_yaml
+from deepseek_triton_build.data.known_variables import NEAR, known_variables, nearest_variable
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.render import trtllm_commands
 from deepseek_triton_build.rules.finding import Finding
@@ -225,17 +225,8 @@ def _syntax_problems(text: str, file: str) -> list[Finding]:
     return [codes.BROKEN_SCRIPT.finding(message, fix, file=file, line=int(found[1]))]
 
 
-# Likeness from which an unknown name counts as a misspelled one: NCCL_IB_TIMEOUT is no misspelled NCCL_TIMEOUT.
-_NEAR = 0.92
 _OVERRIDES = "env_overrides"
 _OF_TENSORRT_LLM = ("TRTLLM_", "TLLM_")
-# List in environment_variables.yaml -> an expression that its values fit, and the same in words.
-_KINDS = {
-    "switches": ("[01]", "0 or 1"),
-    "numbers": (r"\d+", "a whole number"),
-    "pairs": (r"\w+:[^,:]+(,\w+:[^,:]+)*", "name:value, separated by commas"),
-    "others": (".*", "anything"),
-}
 
 
 def env_overrides(document: Document | None) -> Mapping[str, Variable]:
@@ -250,11 +241,10 @@ def env_overrides(document: Document | None) -> Mapping[str, Variable]:
 
 def variable_problems(variables: Mapping[str, Variable], file: str) -> Iterator[Finding]:
     """Find the exported variables that are misspelled, and those with a value that the engine does not understand."""
-    known = _known()
+    known = known_variables()
     for name, variable in variables.items():
         if name not in known:
-            # Those in mixed case are Open MPI's, which has many more: ..._if_exclude is no misspelled ..._if_include.
-            if near := nearest_name(name, filter(str.isupper, known), likeness=_NEAR):
+            if near := nearest_variable(name):
                 message = f"{name} is not a variable that the engine is known to read"
                 fix = f"did you mean {near}?"
                 yield codes.MISSPELLED_VARIABLE.finding(message, fix, file=file, line=variable.line, key=name)
@@ -286,7 +276,7 @@ def vllm_variable_problems(
             fix = f"{write(replaced.by, value)}, and remove the variable"
         elif replaced is not None:
             message, fix = f"{message}: {replaced.why}", "remove it"
-        elif near := nearest_name(name, version.environment, likeness=_NEAR):
+        elif near := nearest_name(name, version.environment, likeness=NEAR):
             code, fix = codes.MISSPELLED_VARIABLE, f"did you mean {near}?"
         else:
             fix = "remove it, or use a version of vLLM that reads it"
@@ -297,12 +287,3 @@ def as_setting(document: Document, argument: str, value: Any) -> str:
     """Return what to write into the document for an argument; its value may not be known."""
     written = f"write {argument}" if value is None else edit_instruction({argument: value})
     return f"in {document.file}: {written}"
-
-
-@cache
-def _known() -> Mapping[str, tuple[str, str]]:
-    """Return each variable with an expression that its values fit, and the same in words."""
-    table = load_yaml("environment_variables.yaml")
-    known = {name: kind for group, kind in _KINDS.items() for name in table[group]}
-    choices = {name: ("|".join(values), f"one of {', '.join(values)}") for name, values in table["choices"].items()}
-    return known | choices

@@ -30,6 +30,7 @@ from deepseek_triton_tools.doctor.findings import (
     MachineCheck,
     MachineFinding,
     Reported,
+    RepositoryFinding,
     concerns,
     expected_from_json,
     skipped,
@@ -118,12 +119,16 @@ def examine(
     if expected.tune:
         settings = read_settings(machine, expected)
         return HostReport(host=host, findings=(), facts={}, began=began, ended=machine.time(), settings=settings)
-    findings = tuple(
-        Reported(check=one.id, title=one.title, host=host, finding=_run(one, machine, expected), needs=one.needs)
-        for one in checks
-    )
+    findings = tuple(_reported(one, machine, expected, host) for one in checks)
     facts = _facts(machine, expected)
     return HostReport(host=host, findings=findings, facts=facts, began=began, ended=machine.time())
+
+
+def _reported(check: MachineCheck, machine: Machine, expected: Expected, host: str) -> Reported:
+    finding = _run(check, machine, expected)
+    of_repository = tuple(name for name in check.needs if name in NEED_REPOSITORY)
+    needs = of_repository if isinstance(finding, RepositoryFinding) else check.needs
+    return Reported(check=check.id, title=check.title, host=host, finding=finding, needs=needs)
 
 
 def _run(check: MachineCheck, machine: Machine, expected: Expected) -> MachineFinding:

@@ -100,6 +100,11 @@ class MachineFinding:
     """Whether the capabilities in MachineCheck.needs can't work. A note may block too, when nobody asked for them."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RepositoryFinding(MachineFinding):
+    """A finding about what the repository needs and smaller models, such as the demo's, don't."""
+
+
 def ok(result: str) -> MachineFinding:
     return MachineFinding(level="ok", result=result)
 

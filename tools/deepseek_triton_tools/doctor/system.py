@@ -10,6 +10,7 @@ from contextlib import suppress
 from deepseek_triton_tools.doctor.findings import (
     Expected,
     MachineFinding,
+    RepositoryFinding,
     error,
     note,
     ok,
@@ -64,8 +65,9 @@ def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
     if disk.free < _SHM_WANTED:
         cause = f"NCCL asks for {sized(_SHM_WANTED)}, and the Python backend takes more as batches grow"
         # Several ranks can't start in the 64 MiB that docker gives.
-        has_several_ranks = expected.uses_gpus and (expected.gpus_per_node or 1) > 1
-        return (error if disk.total <= _SHM_LEAST and has_several_ranks else warning)(result, cause, fix)
+        if disk.total <= _SHM_LEAST and expected.uses_gpus and (expected.gpus_per_node or 1) > 1:
+            return RepositoryFinding(level="error", result=result, cause=cause, fix=fix, blocks=True)
+        return warning(result, cause, fix)
     return ok(result)
 
 

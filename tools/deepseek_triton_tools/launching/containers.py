@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.catalog import is_engine_variable, vllm_containers, vllm_image_name
+from deepseek_triton_build.catalog import is_engine_variable, nearest_variable, vllm_containers, vllm_image_name
 from deepseek_triton_build.text import for_comment, safe_name
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import sized
@@ -156,6 +156,18 @@ def invalid_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]
         )
     if options.ipc_host and options.shm_size:
         yield "--ipc-host uses the machine's /dev/shm, and --shm-size can't set the size of that: give one of them"
+
+
+def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    size = options.shm_size
+    if size is not None and size < facts.shm_bytes:
+        yield (
+            f"--shm-size {sized(size)}: {sized(facts.shm_bytes)} are planned for {facts.source}, because "
+            f"tritonserver's Python backend, {transports(facts)} end with a bus error when it is full: leave it out"
+        )
+    for name, _ in options.environment:
+        if near := nearest_variable(name):
+            yield f"{name} is not a variable that the engine or its libraries are known to read: did you mean {near}?"
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:

@@ -15,11 +15,15 @@ from typing import Any
 from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers, kubernetes, mpirun, slurm, start_script
-from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.launching.launch_settings import LaunchedPair, LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 Problems = Callable[[Any, LaunchOptions], Iterable[str]]
 """Lines about the facts of a repository, or about a pair of them."""
+
+
+def _pair_warnings(pair: LaunchedPair, options: LaunchOptions) -> Iterable[str]:
+    return dict.fromkeys(line for side in pair.sides for line in containers.warnings(side.facts, options))
 
 
 def _no_problems(launched: object, options: LaunchOptions) -> Iterable[str]:
@@ -68,11 +72,13 @@ LAUNCH_FORMS: Mapping[str, LaunchForm] = {
         render=start_script.render_local,
         refusals=start_script.local_refusals,
         unmet_requirements=start_script.local_requirements,
+        warnings=containers.warnings,
     ),
     "docker": LaunchForm(
         render=containers.render,
         refusals=containers.refusals,
         unmet_requirements=containers.unmet_requirements,
+        warnings=containers.warnings,
         program="docker",
     ),
     "mpirun": LaunchForm(
@@ -83,23 +89,31 @@ LAUNCH_FORMS: Mapping[str, LaunchForm] = {
         program="mpirun",
     ),
     "slurm": LaunchForm(
-        render=slurm.render, refusals=slurm.refusals, program="sbatch", command=("sbatch", "--parsable")
+        render=slurm.render,
+        refusals=slurm.refusals,
+        warnings=containers.warnings,
+        program="sbatch",
+        command=("sbatch", "--parsable"),
     ),
     "kubernetes": LaunchForm(
         render=kubernetes.render,
         refusals=kubernetes.refusals,
         unmet_requirements=kubernetes.unmet_requirements,
+        warnings=containers.warnings,
         program="kubectl",
         command=("kubectl", "apply", "--server-side", "--filename", "-"),
     ),
 }
 PAIR_FORMS: Mapping[str, LaunchForm] = {
-    "slurm": replace(LAUNCH_FORMS["slurm"], render=slurm.render_pair, refusals=slurm.pair_refusals),
+    "slurm": replace(
+        LAUNCH_FORMS["slurm"], render=slurm.render_pair, refusals=slurm.pair_refusals, warnings=_pair_warnings
+    ),
     "kubernetes": replace(
         LAUNCH_FORMS["kubernetes"],
         render=kubernetes.render_pair,
         refusals=kubernetes.pair_refusals,
         unmet_requirements=kubernetes.pair_requirements,
+        warnings=_pair_warnings,
     ),
 }
 PRINTED_FORMS: Mapping[str, LaunchForm] = {

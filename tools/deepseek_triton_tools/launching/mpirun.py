@@ -60,6 +60,7 @@ def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
 
 
 def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    yield from containers.warnings(facts, options)
     if not is_here(options.hosts[0], Machine()):
         here = "run it there, because mpirun and tritonserver run on the first host"
         yield f"{options.hosts[0]} is not this machine: {here}"
