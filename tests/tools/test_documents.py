@@ -262,9 +262,9 @@ def _pip(argv):
     if argv[1] == "wheel":
         assert (options, given) == (["--no-deps"], ".")
     else:
-        name = re.fullmatch(rf"(?:\.|deepseek_triton-{__version__}-py3-none-any\.whl)(?:\[(\w+)\])?", given)
+        name = re.fullmatch(rf"(?:\.|deepseek_triton-{__version__}-py3-none-any\.whl)(?:\[([\w,]+)\])?", given)
         assert name is not None, argv
-        assert name[1] is None or f"\n{name[1]} = [" in read("pyproject.toml")
+        assert all(f"\n{extra} = [" in read("pyproject.toml") for extra in (name[1] or "").split(",") if extra)
 
 
 def _python(argv):

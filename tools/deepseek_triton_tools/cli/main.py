@@ -36,7 +36,7 @@ VERBS = {
     "gateway": "serve OpenAI's API in front of one or many Triton servers that run the model",
     "launch": "start a repository that build wrote and keep it running: here, in docker, over nodes, on a cluster",
     "probe": "ask a server once whether it works: one line and an exit code, for Kubernetes, Slurm and scripts",
-    "bench": "measure a server: throughput, latencies and goodput at the loads you name, with tables and pictures",
+    "bench": "measure a server: throughput, latencies and goodput at the loads you name, with tables and charts",
     "generate": "send a prompt, or a file of prompts, to a server and show the answer as it comes",
     "chat": "talk to a model at the terminal",
     "eval": "measure the accuracy of a served model: GSM8K, MMLU, GPQA Diamond, your own questions, with a verdict",
@@ -86,7 +86,7 @@ def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
     parser = VerbParser(
         prog="deepseek-triton",
         usage="%(prog)s [-h] [--version] VERB ...",
-        description="Serve DeepSeek-V3, R1 and V3.2-Exp on NVIDIA Triton Inference Server.",
+        description="Serve DeepSeek-V3, R1, V3.1 and V3.2-Exp on NVIDIA Triton Inference Server.",
         epilog="Options of a verb: deepseek-triton VERB --help. Try it without a GPU: deepseek-triton demo\n"
         f"The pages that messages name, such as docs/contract.md, are in {pages_folder()}",
         formatter_class=HelpFormatter,
