@@ -26,7 +26,7 @@ MODEL_YAML_EDITS = [  # what is replaced, by what, the code of the finding, its 
     (TOKENS, f"{DRAFTS}Medusa\n  medusa_choices: 1", "S019", 6, "nothing, if it is meant"),
     ("model: deepseek-ai/DeepSeek-R1", "model:", "S020", 1, "model:"),
     (DTYPE, "  free_gpu_memory_fraction: 0.9", "S004", 8, "remove one"),
-    (DTYPE, "  dtype: [fp8", "S002", 9, "correct it"),
+    (DTYPE, "  dtype: [fp8", "S002", 8, "bracket"),
     (DTYPE, "  dtype: !!python/name:os.system x", "S002", 8, "correct it"),
     (DTYPE, "  dtype: 2026-99-99", "S002", 8, "correct it"),
     (DTYPE, "  &a dtype: &b [*b]", "S002", 8, "correct it"),

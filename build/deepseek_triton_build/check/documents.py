@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from deepseek_triton_build.check import codes
+from deepseek_triton_build.check.yaml_lines import faulty_line
 from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import limit_yaml_depth, printable_line, safe_name, short_repr
 
@@ -255,6 +256,9 @@ def _refused(problem: str, where: Any) -> yaml.YAMLError:
 
 
 def _broken(error: yaml.YAMLError, text: str, file: str) -> Finding:
+    fault = faulty_line(text) if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None else None
+    if fault is not None and not isinstance(error, yaml.constructor.ConstructorError):
+        return codes.BROKEN.finding(f"not YAML: {fault.message}", fault.fix, file=file, line=fault.line)
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     position = getattr(error, "position", None)
     line = None
