@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 
 import pytest
 
@@ -157,3 +158,63 @@ def test_a_whole_checkpoint_still_needs_all_gpus(tmp_path):
 
     with pytest.raises(RefusedPlanError, match="does not fit"):
         resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights)))
+
+
+FP8_CONFIG = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+AWQ_CONFIG = {"quant_method": "awq", "bits": 4}
+STORED = {"fp8": "F8_E4M3", "fp4": "U8", "bf16": "BF16", "w4a16": "I32"}
+STATEMENTS = [  # experts, quantization_config, quant_algo of hf_quant_config.json, codes for TensorRT-LLM and for vLLM
+    ("fp8", FP8_CONFIG, None, None, None),
+    ("fp4", None, "NVFP4", None, None),
+    ("fp4", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4", None, None),
+    ("w4a16", AWQ_CONFIG, None, None, None),
+    ("bf16", None, None, None, None),
+    ("bf16", FP8_CONFIG, None, "W022", "W022"),
+    ("bf16", None, "FP8_BLOCK_SCALES", "W022", "W022"),
+    ("fp8", None, None, "W022", "W022"),
+    ("fp8", FP8_CONFIG, "W4A16_AWQ", "W022", "W023"),
+    ("fp8", AWQ_CONFIG, None, "W022", "W022"),
+    ("fp8", None, "W4A8_AWQ", "W022", "W022"),
+    ("fp4", FP8_CONFIG, "NVFP4", "W023", "W022"),
+    ("fp4", FP8_CONFIG, None, "W022", "W022"),
+    ("fp4", None, "MIXED_PRECISION", None, None),  # U8 holds pairs of INT4 values too
+]
+
+
+def stored(folder, experts, config=None, algo=None):
+    """Write a checkpoint whose two experts are matrices of this precision."""
+    folder.mkdir()
+    header = {name: {"dtype": STORED[experts], "shape": [1, 0], "data_offsets": [0, 0]} for name in WHOLE[:2]}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    (folder / "config.json").write_text(json.dumps(R1 | {"quantization_config": config}))
+    if algo is not None:
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algo}}))
+    return folder
+
+
+def test_what_the_files_say_is_held_against_the_experts_for_each_engine(tmp_path):
+    found = []
+    for number, (experts, config, algo, *_) in enumerate(STATEMENTS):
+        weights = stored(tmp_path / str(number), experts, config, algo)
+        codes = [
+            next((finding.code for finding in read_facts(weights, "w", for_vllm=vllm)[1]), None)
+            for vllm in (False, True)
+        ]
+        found.append((experts, config, algo, *codes))
+    assert found == STATEMENTS
+
+
+def test_a_contradiction_is_one_finding_and_its_way_out_leads_out(tmp_path):
+    for experts, config, algo in (("bf16", FP8_CONFIG, None), ("fp8", None, None), ("fp8", FP8_CONFIG, "NVFP4")):
+        weights = stored(tmp_path / f"{experts}{algo}", experts, config, algo)
+        found = [finding for finding in serious(checked(weights, stamped=True)) if finding.code.startswith("W0")]
+        assert [finding.code for finding in found if finding.code != "W014"] == ["W022"]
+        if algo:
+            (weights / "hf_quant_config.json").unlink()
+        elif experts == "fp8":
+            (weights / "config.json").write_text(json.dumps(R1))
+        else:
+            shutil.rmtree(weights)
+            stored(weights, "fp8", FP8_CONFIG)
+        assert read_facts(weights, "w")[1] == []

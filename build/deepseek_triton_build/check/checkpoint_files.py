@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -13,8 +13,15 @@ from typing import Any
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import read_json
+from deepseek_triton_build.check.stored_precision import stored_precisions
 from deepseek_triton_build.check.weights import INDEX, check_weights
-from deepseek_triton_build.data.catalog import Architecture, Precision, architectures, cut_architecture
+from deepseek_triton_build.data.catalog import (
+    PRECISIONS,
+    Architecture,
+    Precision,
+    architectures,
+    cut_architecture,
+)
 from deepseek_triton_build.render.hf_quant_config import NAME as QUANT_CONFIG
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import nearest_name, safe_name, short_repr
@@ -36,6 +43,8 @@ _PRECISIONS: Mapping[str, Precision] = {
     "W4A16_AWQ": "w4a16",
     "W4A16": "w4a16",
 }
+# Other names of four-bit integers, such as W4A16_GPTQ. They tell what the weights are not; no plan is made for them.
+_INT4 = re.compile(r"int4|w4a16|4.?bit", re.IGNORECASE)
 
 
 # Key of config.json -> attribute of Architecture. max_position_embeddings may be lowered by hand.
@@ -62,6 +71,7 @@ _FIGURES: Mapping[str, str] = {
 }
 
 
+_MOST_LAYERS = 10_000
 _NUMBERED = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
 
 
@@ -82,6 +92,9 @@ class CheckpointFacts:
     kv_cache_quant_algo: str | None
     is_whole: bool
     """Whether its files could be read and named a known architecture."""
+    stored: Mapping[str, str]
+    """Precision in which experts are stored ("bf16": not quantized) -> a file that stores them so."""
+    for_vllm: bool = False
 
     @property
     def is_quantization_known(self) -> bool:
@@ -107,17 +120,29 @@ class CheckpointFacts:
         return cut if tensors and is_within else None
 
     @property
+    def said(self) -> str | None:
+        """The precision that the engine believes, by the JSON files; "bf16" without one, None where it is not known."""
+        return _said(self.quantization) if self.quantization else "bf16"
+
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether the experts are stored in another precision than the engine believes."""
+        return self.architecture is not None and self.said is not None and bool(self.stored.keys() - {self.said})
+
+    @property
     def has_16_bits(self) -> bool:
-        """Whether no file says that the weights are quantized: they are bfloat16, as far as is known."""
-        return self.is_quantization_known and self.quantization is None
+        """Whether the weights are not quantized: they are bfloat16, as far as is known."""
+        return self.is_quantization_known and list(self.stored or [self.said]) == ["bf16"]
 
     @property
     def precision(self) -> Precision | None:
-        return _PRECISIONS.get(self.quantization or "")
+        """The precision of the weights as they are stored, else as the files say it."""
+        stored = next(iter(self.stored)) if len(self.stored) == 1 else self.said
+        return next((precision for precision in PRECISIONS if precision == stored), None)
 
 
 def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[CheckpointFacts, list[Finding]]:
-    """Return what config.json and hf_quant_config.json of `folder` say, and what is wrong with them.
+    """Return what config.json, hf_quant_config.json and the shards' headers in `folder` say, and what is wrong there.
 
     :param for_vllm: whether vLLM reads them, for which config.json comes first.
     """
@@ -142,6 +167,7 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
     is_in_quant = bool(in_quant.get("quant_algo")) and not (for_vllm and by_config)
     algo = in_quant["quant_algo"] if is_in_quant else by_config
     kv_algo = in_quant.get("kv_cache_quant_algo")
+    num_layers = (config or {}).get("num_hidden_layers")
     if algo == "MIXED_PRECISION" and kv_algo is None and os.path.exists(folder / LAYERS_CONFIG):
         layers, found = read_json(folder / LAYERS_CONFIG, f"{label}/{LAYERS_CONFIG}")
         findings += found
@@ -157,8 +183,64 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
         quantization_file=f"{label}/{QUANT_CONFIG if is_in_quant else 'config.json'}",
         kv_cache_quant_algo=kv_algo if isinstance(kv_algo, str) else None,
         is_whole=not findings,
+        stored=stored_precisions(folder, num_layers if type(num_layers) is int else _MOST_LAYERS),
+        for_vllm=for_vllm,
     )
-    return facts, findings
+    if facts.said == "w4a8":  # its pairs of INT4 values are I8, or U8 as the pairs of FP4 values are
+        facts = replace(facts, stored={"w4a8" if kind == "fp4" else kind: file for kind, file in facts.stored.items()})
+    return facts, [*findings, *_contradictions(facts, [in_quant.get("quant_algo"), by_config])]
+
+
+def _contradictions(facts: CheckpointFacts, statements: list[Any]) -> Iterator[Finding]:
+    """Find experts that are stored otherwise than the engine believes, and files that say two things.
+
+    :param statements: what hf_quant_config.json says, and config.json.
+    """
+    quant, config = (_said(said) if isinstance(said, str) else None for said in statements)
+    engine, first, second = "TensorRT-LLM", QUANT_CONFIG, "config.json"
+    if facts.for_vllm:
+        engine, first, second = "vLLM", second, first
+    if facts.is_contradictory:
+        stored, file = next(each for each in facts.stored.items() if each[0] != facts.said)
+        spelled = "names no quantization" if facts.quantization is None else f"has {short_repr(facts.quantization)}"
+        message = (
+            f"it says {facts.said}, but the experts are stored as {stored} ({file}); it {spelled}, which {engine} "
+        )
+        message += "believes"
+        fix = _way_out(facts, stored, other=quant if facts.for_vllm else config)
+        yield codes.STORED_OTHERWISE.finding(message, fix, file=facts.quantization_file)
+    elif quant is not None and config is not None and quant != config:
+        message = f"{QUANT_CONFIG} says {quant}, config.json {config}; {engine} believes {first}"
+        fix = f"remove {_statement(second)}, which other programs believe"
+        yield codes.TWO_STATEMENTS.finding(message, fix, file=f"{facts.label}/{second}")
+
+
+def _said(quantization: str) -> Precision | None:
+    return _PRECISIONS.get(quantization, "w4a16" if _INT4.search(quantization) else None)
+
+
+def _statement(file: str) -> str:
+    return file if file == QUANT_CONFIG else "quantization_config from config.json"
+
+
+def _way_out(facts: CheckpointFacts, stored: str, other: Precision | None) -> str:
+    """Return how a checkpoint whose experts are stored as `stored` gets the right statement.
+
+    :param other: what the file says that the engine does not believe.
+    """
+    believed = os.path.basename(facts.quantization_file)
+    if len(facts.stored) > 1:
+        return "it holds shards of two checkpoints: download the weights again into an empty folder"
+    if stored == other and facts.quantization is not None:
+        return f"remove {_statement(believed)}: what is left says {stored}"
+    if stored == "bf16":
+        return f"quantize it: deepseek-triton checkpoint quantize {safe_name(str(facts.folder))} --to fp8 --output NEW"
+    if stored == "fp8":
+        too = "" if believed == "config.json" else f"remove {QUANT_CONFIG}, and "
+        section = '{"quant_method": "fp8", "weight_block_size": [128, 128]}'
+        return f"{too}write DeepSeek's quantization_config: {section} into config.json"
+    files = "config.json" if stored == "w4a16" else f"{QUANT_CONFIG} and config.json"
+    return f"copy {files} from where the {stored} weights come from"
 
 
 def _is_w4a16(section: Mapping[str, Any]) -> bool:

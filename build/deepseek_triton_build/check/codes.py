@@ -92,6 +92,8 @@ WRONG_QUANT_CONFIG = _error("W018")
 OTHER_FOLDER = _warning("W019")
 CHANGED_CHECKPOINT = _error("W020")
 CUT_CHECKPOINT = _warning("W021")
+STORED_OTHERWISE = _error("W022")
+TWO_STATEMENTS = _warning("W023")
 
 CHECKS = tuple(sorted((value for value in globals().values() if isinstance(value, Code)), key=lambda c: c.code))
 """All codes of this file, sorted."""

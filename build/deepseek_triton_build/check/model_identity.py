@@ -312,12 +312,14 @@ def _contradictions(
         fix = "download config.json again; for another model the rules are not checked"
         code = codes.WRONG_SHAPE if variant else codes.UNKNOWN_ARCHITECTURE
         yield code.finding(message, fix, file=f"{facts.label}/config.json")
-    if planned and facts.is_quantization_known and facts.precision != planned.precision:
+    known = facts.is_quantization_known and not facts.is_contradictory  # else W022
+    if planned and known and facts.precision != planned.precision:
         is_16_bits = facts.quantization is None
         found = "no quantization: 16-bit weights" if is_16_bits else safe_name(facts.quantization or "")
         message = f"expected {planned.precision} weights ({planned.quant_algo}), found {found}"
-        fix = f"point model at {planned.model}"
-        fix += f", or build again with --precision {facts.precision}" if facts.precision else ""
+        fix = f"point model at {planned.model or f'{planned.precision} weights'}"
+        is_servable = facts.precision and (facts.precision != "w4a16" or facts.for_vllm)
+        fix += f", or build again with --precision {facts.precision}" if is_servable else ""
         fix += ", or quantize it: deepseek-triton checkpoint quantize" if is_16_bits else ""
         yield codes.WRONG_PRECISION.finding(message, fix, file=facts.quantization_file)
 

@@ -22,9 +22,6 @@ from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest
 from deepseek_triton_tools.terminal.tables import Table
 
 SCHEMA = "deepseek-triton/checkpoint/1"
-_EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.\d+\.\w+\.(?:weight|qweight|weight_packed)")
-_STORED_PRECISIONS = {"F8_E4M3": "fp8", "U8": "fp4", "I8": "w4a8", "I32": "w4a16", "BF16": "bf16", "F16": "bf16"}
-"""Data type of an expert's weight -> the precision that stores it so."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MTP, _OTHER = "MTP layer", "other"
 _PATTERNS: Mapping[str, re.Pattern[str]] = {
@@ -56,13 +53,13 @@ def describe(files: CheckpointFiles) -> dict[str, Any]:
     """
     tensors = open_checkpoint(files.folder)
     facts, findings = read_facts(files.folder, str(files.folder))
+    _, for_vllm = read_facts(files.folder, str(files.folder), for_vllm=True)
     layers = {layer for name in tensors if (layer := layer_of(name)) is not None}
     configured = facts.config.get("num_hidden_layers")
     num_layers = configured if type(configured) is int else max(layers, default=-1) + 1
-    expert = next((tensor for name, tensor in tensors.items() if _EXPERT.fullmatch(name)), None)
-    precision = _STORED_PRECISIONS.get(expert.dtype) if expert else None
-    problems = [f"{finding.file}: {finding.message}" for finding in findings]
-    problems += _contradictions(facts, layers, num_layers, precision)
+    precision = next(iter(facts.stored), None)
+    problems = list(dict.fromkeys(f"{finding.file}: {finding.message}" for finding in (*findings, *for_vllm)))
+    problems += _missing_layers(facts, layers, num_layers)
     cut = cut_summary(facts.cut, facts.architecture) if facts.cut is not None and facts.architecture else None
     known = _variants(files, facts, precision)
     # What serves the whole model says nothing about a cut one.
@@ -110,10 +107,7 @@ def _parts(tensors: Iterable[StoredTensor], num_layers: int) -> Iterator[dict[st
             yield {"part": name, "tensors": len(sizes), "bytes": sum(sizes), "dtypes": in_order}
 
 
-def _contradictions(facts: CheckpointFacts, layers: set[int], num_layers: int, precision: str | None) -> Iterator[str]:
-    named = facts.precision or ("bf16" if facts.has_16_bits else None)
-    if named is not None and precision is not None and named != precision:
-        yield f"{facts.quantization_file}: it says {named}, but the experts are stored as {precision}"
+def _missing_layers(facts: CheckpointFacts, layers: set[int], num_layers: int) -> Iterator[str]:
     num_missing = num_layers - sum(layer < num_layers for layer in layers)
     if num_missing:
         yield f"{facts.label}/config.json: it says {num_layers} layers, of which {num_missing} are not stored"

@@ -67,6 +67,7 @@ def _quantize(args: argparse.Namespace) -> int:
 def _switch_kv_cache(args: argparse.Namespace) -> int:
     """Change hf_quant_config.json of the checkpoint itself, whose weights stay as they are."""
     from deepseek_triton_build import quant_config_change, write_quant_config
+    from deepseek_triton_build.check import read_facts
     from deepseek_triton_tools.checkpoints.conversion_plan import W4AFP8_KV_CACHE
     from deepseek_triton_tools.checkpoints.converting import update_manifest
 
@@ -77,6 +78,9 @@ def _switch_kv_cache(args: argparse.Namespace) -> int:
             "--output, --act-scales, --mtp and --share go with --to; without it only hf_quant_config.json is changed",
             exit_code=2,
         )
+    facts, findings = read_facts(args.source, str(args.source))
+    if facts.is_contradictory:
+        raise CheckpointError("; ".join(f"{finding.file}: {finding.message}; {finding.fix}" for finding in findings))
     change = quant_config_change(args.source, "FP8")
     if change.after["quantization"]["quant_algo"] == "MIXED_PRECISION":
         raise CheckpointError(f"{args.source}: {W4AFP8_KV_CACHE}")

@@ -88,7 +88,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     named = _named(args)
     _refuse_meaningless(args, named.variant)
     model = _model(args.model, named)
-    precision = _precision(args.precision, named, model)
+    precision = _precision(args.precision, named, model, for_vllm=args.engine == "vllm")
     if args.gpu is None and _needs_gpu(named.variant, args.engine):
         raise OptionError(f"{named.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
     release, vllm, container = _versions(args, named.variant)
@@ -389,9 +389,10 @@ def _is_distilled(model: str) -> bool:
     return "distill" in model.rpartition("/")[2].lower()
 
 
-def _precision(asked: str | None, named: _Named, model: str | None) -> str | None:
+def _precision(asked: str | None, named: _Named, model: str | None, *, for_vllm: bool) -> str | None:
     """Return the precision asked for, or the checkpoint's, by name or by files. Raises OptionError when they differ."""
-    of_checkpoint = (_precision_of(model, named.variant) if model else None) or named.precision
+    of_folder = _precision_of(model, named.variant, for_vllm=for_vllm) if model else None
+    of_checkpoint = of_folder or named.precision
     if asked is None:
         return of_checkpoint or (precision_in_name(model.rstrip("/").rpartition("/")[2]) if model else None)
     precision = find_precision(asked)
@@ -403,13 +404,13 @@ def _precision(asked: str | None, named: _Named, model: str | None) -> str | Non
     return precision
 
 
-def _precision_of(model: str, variant: str) -> str | None:
+def _precision_of(model: str, variant: str, *, for_vllm: bool) -> str | None:
     """Return the precision of --model's weights, if known. Raises OptionError for another variant's checkpoint."""
     served = variants().get(variant)
     if served is None or served.architecture is None:
         return None
     if os.path.isdir(model):
-        return _precision_of_folder(model, served, served.architecture)
+        return _precision_of_folder(model, served, served.architecture, for_vllm=for_vllm)
     by_name = variant_of_model(model)
     if by_name is None:
         if not is_path(model) and _is_distilled(model):
@@ -422,16 +423,17 @@ def _precision_of(model: str, variant: str) -> str | None:
     return by_name[1].precision
 
 
-def _precision_of_folder(model: str, served: Variant, architecture: Architecture) -> str | None:
+def _precision_of_folder(model: str, served: Variant, architecture: Architecture, *, for_vllm: bool) -> str | None:
     """Read the precision from a checkpoint's folder. Raises OptionError when it holds no whole checkpoint of the
     architecture, or an unknown quantization."""
     from deepseek_triton_build.check import read_facts  # takes as long as half a plan, and few plans need it
 
-    facts, findings = read_facts(Path(model), f"--model {model}")
+    facts, findings = read_facts(Path(model), f"--model {model}", for_vllm=for_vllm)
     broken = [finding for finding in findings if finding.severity == "error"]
     if broken:
         problems = "; ".join(f"{finding.file}: {finding.message}" for finding in broken)
-        raise OptionError(f"{problems}; name the folder of a whole checkpoint")
+        fix = broken[0].fix if facts.is_contradictory else "name the folder of a whole checkpoint"
+        raise OptionError(f"{problems}; {fix}")
     if facts.architecture is None or facts.architecture.class_name != architecture.class_name:
         expected, found = architecture.class_name, short_repr(facts.class_name)
         raise OptionError(f"--model {model}: expected a {expected} for {served.name}, its config.json says {found}")
