@@ -56,6 +56,7 @@ CONFIG_EDITS = [
     (KIND, "99", "C003", GROUP, "its name"),
     (f"{NAME}\nbackend", NAMED_TWICE, "C004", 3, "tensorrt_llm"),
     ("# Generated", "\ufeff# Generated", "C003", 1, "remove the byte order mark"),
+    ("{ count: 1, kind: KIND_CPU }", "\n  {\n    count: 1\n    kind: KIND_CPU", "C003", GROUP + 3, "write }"),
     ("count: 1", "count: 2", "T011", GROUP, "or count: 1 for one instance"),
 ]
 

@@ -61,6 +61,7 @@ POLICY_ONLY_COMPLETED = _warning("C007")
 WRONG_VLLM_BACKEND = _error("C010")
 MISSING_TENSOR = _error("C008")
 EXTRA_TENSOR = _warning("C009")
+WRONG_VERSION = _error("C011")
 
 NO_GPUS = _error("T011")
 GPUS_SHARED = _error("T012")

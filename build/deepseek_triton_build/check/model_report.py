@@ -34,7 +34,14 @@ from deepseek_triton_build.check.model_identity import (
     find_vllm,
 )
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
-from deepseek_triton_build.check.pbtxt import ModelConfig, backend_folder, check_config, check_name, read_config
+from deepseek_triton_build.check.pbtxt import (
+    ModelConfig,
+    backend_folder,
+    check_config,
+    check_name,
+    check_versions,
+    read_config,
+)
 from deepseek_triton_build.check.rule_findings import ModelCheck, canonical_settings, place_in
 from deepseek_triton_build.check.schema import (
     MODEL_YAML,
@@ -175,6 +182,7 @@ class _Model(ModelCheck):
             self.findings += check_config(
                 config, folder=self.folder, triton=triton, model_yaml=self.file, is_ours=self.is_ours
             )
+            self.findings += check_versions(config, self.folder)
             self.check_instances(config)
         backend = "deepseek-triton" if self.is_ours else "upstream"
         return self.done(self.file, self.named_model, backend, self.engine)
@@ -187,7 +195,7 @@ class _Model(ModelCheck):
             return
         is_counted = self.engine == _TENSORRT_LLM and self.known.num_gpus in (None, self.num_ranks)
         num_ranks = self.num_ranks if is_counted else None
-        self.findings += start_problems(self.script, self.root, num_ranks=num_ranks)
+        self.findings += start_problems(self.script, self.root, self.stamp.files, num_ranks=num_ranks)
         self.findings += lost_exports(self.script, self.stamp, START_SCRIPT)
 
     def find_program(self, config: ModelConfig | None) -> None:
@@ -348,6 +356,7 @@ class _VllmBackendModel(_Model):
         config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
         if config is not None:
             self.findings += check_name(config, self.folder)
+            self.findings += check_versions(config, self.folder)
             self.findings += _vllm_backend_problems(config, is_alone=self.num_ranks == 1)
             self.findings += check_vllm_gpus(config, num_ranks=self.num_ranks, num_gpus=self.known.num_gpus)
         model = None if self.document is None else str(self.document.values.get("model") or "")

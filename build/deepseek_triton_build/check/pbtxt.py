@@ -7,12 +7,12 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import is_inside, read_text
@@ -29,7 +29,8 @@ _SHOWN = 4
 """Placeholders that a finding names."""
 # What TensorRT-LLM's fill_template.py, envsubst and chart templates fill in.
 _PLACEHOLDER = re.compile(r"\$\{\w+\}|\{\{.*?\}\}|\$[A-Za-z_]\w*|<[A-Z][A-Z_]+>")
-_TOKEN = re.compile(r"""(?P<skip>\#[^\n]*)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<word>\w+)|[{}<>]""")
+_TOKEN = re.compile(r"""(?P<skip>\#[^\n]*)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<word>\w+)|[{}<>[\]]""")
+_CLOSES = {"}": "{", "]": "[", ">": "<"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,11 @@ def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding
     except text_format.ParseError as error:
         problem = printable_line(str(error).partition(" : ")[2]) or "not a ModelConfig"
         line = error.GetLine()
+        if "missing ending quote" in problem:
+            fix = "write the second quote"
+            return None, [codes.BROKEN_CONFIG.finding("a quote is not closed", fix, file=file, line=line)]
+        if lost := _lost_bracket(text):
+            return None, [codes.BROKEN_CONFIG.finding(lost[1], lost[2], file=file, line=lost[0])]
         return None, [codes.BROKEN_CONFIG.finding(problem, "correct or remove it", file=file, line=line)]
     except UnicodeDecodeError:
         fix = "write it as UTF-8, without escaped bytes above 0x7f"
@@ -121,6 +127,74 @@ def _unfilled(text: str, file: str) -> Finding | None:
     message = f"it is a template that was not filled in: {safe_name(', '.join(names))}{more}"
     fix = "write the values in their places, or fill it as it is meant to be (TensorRT-LLM: fill_template.py)"
     return codes.BROKEN_CONFIG.finding(message, fix, file=file, line=places[names[0]])
+
+
+class _Bracket(NamedTuple):
+    char: str
+    line: int
+    indent: int
+
+
+def _lost_bracket(text: str) -> tuple[int, str, str] | None:
+    """Return where a brace or a bracket is missing or too many, what is wrong and how to mend it; None if all match."""
+    lines = text.splitlines()
+    opened: list[_Bracket] = []
+    line, read = 1, 0
+    for token in _TOKEN.finditer(text):
+        line += text.count("\n", read, token.start())
+        read = token.start()
+        char = token[0]
+        if char in _CLOSES.values():
+            opened.append(_Bracket(char, line, _indent(lines[line - 1])))
+        elif char in _CLOSES:
+            below, top = ([None, None, *opened])[-2:]
+            is_first = lines[line - 1].lstrip().startswith(char)
+            is_outer = is_first and top is not None and top.line < line and top.indent > _indent(lines[line - 1])
+            if top is not None and top.char == _CLOSES[char] and not is_outer:
+                opened.pop()
+            elif top is not None and (is_outer or (below is not None and below.char == _CLOSES[char])):
+                return _unclosed(top, lines)
+            else:
+                return line, f"{char} closes nothing", f"remove it, or write the {_CLOSES[char]} that it closes"
+    return _unclosed(opened[-1], lines) if opened else None
+
+
+def _unclosed(bracket: _Bracket, lines: Sequence[str]) -> tuple[int, str, str]:
+    """Return the last line that can be inside: the next one is indented no deeper than the line of the bracket."""
+    closer = next(closer for closer, opener in _CLOSES.items() if opener == bracket.char)
+    last = bracket.line
+    for number, line in enumerate(lines[bracket.line :], bracket.line + 1):
+        if line.strip() and _indent(line) <= bracket.indent:
+            break
+        last = number if line.strip() else last
+    return last, f"the {bracket.char} of line {bracket.line} is not closed", f"write {closer} behind this line"
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def check_versions(config: ModelConfig, folder: Path) -> Iterator[Finding]:
+    """Find a version policy that serves nothing that is there, or an empty folder.
+
+    Triton serves the highest number unless the policy says otherwise.
+    """
+    policy = config.message.version_policy
+    there = sorted((name for name in os.listdir(folder) if name.isdecimal() and (folder / name).is_dir()), key=int)
+    served = there[-(policy.latest.num_versions if policy.HasField("latest") else 1) :]
+    if policy.HasField("all"):
+        served = there
+    elif policy.HasField("specific"):
+        served = [name for name in there if int(name) in policy.specific.versions]
+    elif policy.HasField("latest") and not policy.latest.num_versions:
+        served = []
+    if not served:
+        text = f"version_policy serves none of the versions that are there: {', '.join(there)}"
+        yield config.finding(codes.WRONG_VERSION, text, "leave version_policy out, or name one", at="version_policy")
+    for name in served:
+        if not os.listdir(folder / name):
+            text, fix = f"Triton serves version {name}, whose folder is empty", f"remove the folder {name}"
+            yield config.finding(codes.WRONG_VERSION, text, fix, at="version_policy")
 
 
 def check_config(

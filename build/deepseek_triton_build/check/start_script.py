@@ -6,7 +6,7 @@ Nothing is said of a script that gives tritonserver's words in another way than 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -121,16 +121,19 @@ class StartScript:
                 yield [place.word for place in self.expanded(array.words)]
 
 
-def start_problems(script: ShellScript, repository: Path, *, num_ranks: int | None) -> Iterator[Finding]:
+def start_problems(
+    script: ShellScript, repository: Path, generated: Container[str], *, num_ranks: int | None
+) -> Iterator[Finding]:
     """Find what keeps start.sh from starting the model.
 
     :param repository: the folder that it is in.
+    :param generated: the files that the folder was generated with, whose absence is another finding.
     :param num_ranks: the ranks of TensorRT-LLM that the model has; None where they are not to be counted.
     """
     start = StartScript(script)
     options = _options(start.server)
     problems = [*_server_problems(start, options), *_supervisor_problems(start), *_rank_problems(start, num_ranks)]
-    problems += [*_disagreements(start, options), *_missing_files(start, options, repository)]
+    problems += [*_disagreements(start, options), *_missing_files(start, options, repository, generated)]
     for code, line, key, message, fix in problems:
         yield code.finding(message, fix, file=script.file, line=line, key=key)
 
@@ -280,7 +283,9 @@ def _disagreements(start: StartScript, options: Sequence[_Option]) -> Iterator[_
     yield codes.BROKEN_START, line, _REPOSITORY[0], message, f'write {_REPOSITORY[0]} "{watched.raw}"'
 
 
-def _missing_files(start: StartScript, options: Sequence[_Option], repository: Path) -> Iterator[_Problem]:
+def _missing_files(
+    start: StartScript, options: Sequence[_Option], repository: Path, generated: Container[str]
+) -> Iterator[_Problem]:
     """Find a supervisor, and models to be loaded, that are not in the repository."""
     for option in options:
         if option.name == "--load-model" and option.raw.isidentifier() and not (repository / option.raw).is_dir():
@@ -288,7 +293,8 @@ def _missing_files(start: StartScript, options: Sequence[_Option], repository: P
             yield codes.BROKEN_START, option.line, option.name, message, "name the model's folder"
     supervise = start.assigned.get("supervise")
     below, is_below, path = ("", "", "") if supervise is None else supervise.word.partition("$repository/")
-    if supervise is not None and is_below and not below and "$" not in path and not (repository / path).is_file():
+    is_known = is_below and not below and "$" not in path and path not in generated
+    if supervise is not None and is_known and not (repository / path).is_file():
         message = f"the supervisor is not at {path}"
         yield codes.BROKEN_START, supervise.line, "supervise", message, "write where supervise.py lies"
 
