@@ -166,7 +166,7 @@ REFUSED = [
     ({"sampling_param_temperature": np.array([np.nan], np.float32)}, {}, "temperature: expected a number, got nan"),
     ({}, {"temperature": 10**400}, "temperature: expected a number >= 0 and <= 100"),
     ({}, {"repetition_penalty": 1e-40}, "repetition_penalty: expected a number >= 0.01"),
-    ({}, {"max_completion_tokens": 0}, "max_tokens: expected a number >= 1"),
+    ({}, {"max_completion_tokens": 0}, "max_completion_tokens: expected a number >= 1"),
     ({}, {"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens: given twice"),
     (in_json(guided_json={"a": 1}, structured_outputs={"json": {"b": 1}}), {}, "guided_json: given twice"),
     ({}, {"stop": "END"}, 'stop strings are "sampling_param_stop"'),
@@ -196,7 +196,9 @@ REFUSED = [
     (in_json(structured_outputs={"choice": ["a"]}), {}, "structured_outputs: no guide 'choice'; here it is 'regex'"),
     (in_json(structured_outputs={"jsn": {}}), {}, "structured_outputs: no guide 'jsn'; did you mean 'json'?"),
     (in_json(structured_outputs={"json": {}, "disable_any_whitespace": True}), {}, "'disable_any_whitespace'"),
-    (in_json(structured_outputs={"regex": 5}), {}, "guided_regex: expected a string that is not empty, got 5"),
+    (in_json(structured_outputs={"regex": 5}), {}, "structured_outputs.regex: expected a string that is not empty"),
+    (in_json(bad_words=["bad: x", ""]), {}, "bad_words: expected a string that is not empty"),
+    (in_json(max_completion_tokens=5, min_tokens=9), {}, "expected at most max_completion_tokens, which is 5, got 9"),
 ]
 
 

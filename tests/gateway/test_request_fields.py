@@ -7,6 +7,7 @@ import pytest
 
 from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS, read_chat_request
 from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS, read_completion_request
+from deepseek_triton_tools.gateway.model_front import openai_error
 from deepseek_triton_tools.gateway.openai_fields import (
     CONTRACT_NAMES,
     INPUTS,
@@ -17,9 +18,12 @@ from deepseek_triton_tools.gateway.openai_fields import (
     WITHOUT_EFFECT,
     OpenAIError,
 )
+from deepseek_triton_tools.gateway.triton_call import UpstreamError
+from gateway.asking import CHAT, COMPLETION, RESPONSE
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+FORM = {"type": "json_object"}
 CALLED = [*MESSAGES, {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}]
 
 
@@ -108,6 +112,47 @@ def test_a_field_is_refused_with_the_reason():
         assert (error.param, error.code) == (name, "unsupported_parameter")
         assert reason in error.message
         assert [chat(**{name: value}) for value in (None, *harmless)] == [chat()] * (1 + len(harmless)), name
+
+
+NO_FORM = "it has no guided decoding"
+SENT = [  # the request's path and fields, the server's error, and what of it the client reads
+    (CHAT, {"guided_choice": ["a"]}, f"guided_regex: {NO_FORM}", f"guided_choice: {NO_FORM}"),
+    (CHAT, {"guided_json": {}}, f"guided_json: {NO_FORM}", f"guided_json: {NO_FORM}"),
+    (CHAT, {"structured_outputs": {"choice": ["a"]}}, f"guided_regex: {NO_FORM}", f"structured_outputs: {NO_FORM}"),
+    (CHAT, {"response_format": FORM}, f"guided_json_object: {NO_FORM}", f"response_format: {NO_FORM}"),
+    (
+        CHAT,
+        {"response_format": FORM, "tools": [TOOL]},
+        f"guided_structural_tag: {NO_FORM}",
+        f"response_format: {NO_FORM}",
+    ),
+    (CHAT, {"tools": [TOOL], "guided_json": None}, f"guided_structural_tag: {NO_FORM}", f"tools: {NO_FORM}"),
+    (CHAT, {"bad_words": ["a"]}, "bad: got 'bad: guided_json'", "bad_words: got 'bad: guided_json'"),
+    (
+        CHAT,
+        {"max_completion_tokens": 5},
+        "min_tokens: more than max_tokens",
+        "min_tokens: more than max_completion_tokens",
+    ),
+    (CHAT, {"logprobs": True, "top_logprobs": 3}, "logprobs: at most 2", "top_logprobs: at most 2"),
+    (CHAT, {"echo": False, "prompt_logprobs": 3}, "prompt_logprobs: it has none", "prompt_logprobs: it has none"),
+    (COMPLETION, {"echo": True, "logprobs": 3}, "prompt_logprobs: it has none", "echo: it has none"),
+    (COMPLETION, {"prompt": "Hi"}, "text_input: expected less", "prompt: expected less"),
+    ("/tokenize", {"prompt": ""}, "text_input: expected more", "prompt: expected more"),
+    (RESPONSE, {"input": "Hi", "text": {"format": FORM}}, f"guided_json_object: {NO_FORM}", f"text.format: {NO_FORM}"),
+    (RESPONSE, {"input": "Hi", "guided_choice": ["a"]}, f"guided_regex: {NO_FORM}", f"guided_choice: {NO_FORM}"),
+]
+
+
+def test_an_error_of_the_server_names_the_field_that_was_sent(subtests):
+    for path, fields, error, message in SENT:
+        with subtests.test(fields=fields):
+            answer = openai_error(UpstreamError(error, code="E_UNSUPPORTED"), path, fields)
+            assert (answer.message, answer.param) == (message, re.match(r"\w+", message)[0])
+
+
+def test_an_empty_text_asks_for_nothing():
+    assert [sampling(chat(**{name: ""}).inputs) for name in ("stop", "bad_words")] == [{"stop": []}, {"bad": []}]
 
 
 def test_every_field_has_one_place():

@@ -46,6 +46,8 @@ class ApiExchange:
         self.path_parameters: dict[str, str] = scope.get("path_params", {})
         self.begun = False
         """A response has begun, so that there can be no other one."""
+        self.document: object = None
+        """The body's JSON, once it has been read."""
         self.has_events = False
         """A stream has begun, and not only with comments."""
         self._receive = receive
@@ -285,7 +287,7 @@ class ApiRoute:
             await exchange.refuse(error)
         except UpstreamError as error:
             log_failure(exchange.record, error)
-            await exchange.refuse(openai_error(error, self._path))
+            await exchange.refuse(openai_error(error, self._path, exchange.document))
         except RecursionError:  # values that could be read just so can't be written again
             await exchange.refuse(invalid(_TOO_DEEP))
         except asyncio.CancelledError:  # by uvicorn, when a stop has waited for as long as it may
@@ -310,7 +312,7 @@ class ApiRoute:
                 text = f"Content-Type: expected application/json, got {declared[:80]!r}"
                 raise OpenAIError(415, text, code="unsupported_media_type")
             body = await exchange.body()
-            document = _document(body)
+            document = exchange.document = _document(body)
         request = ApiRequest(self._state, exchange, caller, document, len(body))
         failed = True
         try:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from deepseek_triton_tools.gateway.openai_fields import (
+    CONTRACT_NAMES,
     COUNTS,
     MOST_INT32,
     a_list,
@@ -50,6 +51,15 @@ def guided_fields(request: Mapping[str, object]) -> dict[str, object]:
 
     Raises OpenAIError for a form that is wrong, unknown, or asked for beside another one.
     """
+    forms = _forms(request)
+    if len(forms) > 1:
+        names = " and ".join(forms)
+        raise invalid(f"{names}: expected one of them, because an answer has one form.", param=next(iter(forms)))
+    return next(iter(forms.values()), {})
+
+
+def _forms(request: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """The fields of the request that ask for a form, and the contract's field of each."""
     forms: dict[str, dict[str, object]] = {}
     for name in GUIDE_FIELDS:
         value = request.get(name)
@@ -61,11 +71,29 @@ def guided_fields(request: Mapping[str, object]) -> dict[str, object]:
             forms[name] = _of_structured_outputs(value)
         else:
             forms[name] = _of_word(name.removeprefix("guided_"), name, value)
-    forms = {name: form for name, form in forms.items() if form}
-    if len(forms) > 1:
-        names = " and ".join(forms)
-        raise invalid(f"{names}: expected one of them, because an answer has one form.", param=next(iter(forms)))
-    return next(iter(forms.values()), {})
+    return {name: form for name, form in forms.items() if form}
+
+
+_SENT_AS = (
+    *((contract, name) for name, contract in CONTRACT_NAMES.items()),
+    ("max_tokens", "max_completion_tokens"),
+    ("logprobs", "top_logprobs"),
+    ("prompt_logprobs", "echo"),
+    ("text_input", "prompt"),
+    ("input_ids", "prompt"),
+    ("input_ids", "tokens"),
+)
+"""The contract's name of a field, and a field of requests that becomes it."""
+
+
+def sent_names(request: Mapping[str, object]) -> dict[str, str]:
+    """The contract's name of each field that this request, which has been read, has by another name -> that name."""
+    names = {contract: name for contract, name in _SENT_AS if request.get(name) not in (None, False)}
+    # Beside tools the model's server makes a structural tag of any form, and of a strict tool without one.
+    for name in (*_forms(request), *(["tools"] if request.get("tools") else [])):
+        for guide in _GUIDES:
+            names.setdefault(guide, name)
+    return names
 
 
 def format_of_responses(text_format: object) -> object:
@@ -112,6 +140,7 @@ def _of_structured_outputs(value: object) -> dict[str, object]:
     return {}
 
 
+_GUIDES = tuple(f"guided_{word}" for word in ("json", "json_object", "regex", "grammar", "structural_tag"))
 _WORDS = {
     "json": "a JSON schema",
     "json_object": "true or false",

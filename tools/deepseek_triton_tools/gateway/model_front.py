@@ -13,11 +13,12 @@ from contextlib import suppress
 
 import msgspec
 
+from deepseek_triton_tools.gateway.chat_request import sent_names
 from deepseek_triton_tools.gateway.fleet import Fleet, open_fleet
 from deepseek_triton_tools.gateway.guard import Caller, Guard
 from deepseek_triton_tools.gateway.observers import AccessLog, GatewayMetrics, HandledRequest
-from deepseek_triton_tools.gateway.openai_fields import OpenAIError
-from deepseek_triton_tools.gateway.responses_request import in_own_words
+from deepseek_triton_tools.gateway.openai_fields import OpenAIError, given_fields, with_names
+from deepseek_triton_tools.gateway.responses_request import in_own_words, translated
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
 
@@ -57,9 +58,13 @@ CODES = {
 _NO_CODE = (502, "bad_gateway", "the model's server failed at this request; the gateway's log says more")
 
 
-def openai_error(error: UpstreamError, route: str) -> OpenAIError:
-    """The answer to a request at `route` for which the server gave `error`."""
+def openai_error(error: UpstreamError, route: str, document: object = None) -> OpenAIError:
+    """The answer to a request at `route`, with the JSON `document`, for which the server gave `error`."""
     message = str(error)
+    sent = given_fields(document) if isinstance(document, dict) else {}
+    is_response = route.startswith("/v1/responses")
+    if sent:
+        message = with_names(message, sent_names(translated(sent)[0] if is_response else sent))
     status, code, form = CODES.get(error.code, _NO_CODE)
     retry_after_s = (error.retry_after_s or 1.0) if error.code in ("E_OVERLOADED", "E_UNAVAILABLE") else None
     kind = "invalid_request_error" if status == 400 else "server_error"
@@ -68,11 +73,11 @@ def openai_error(error: UpstreamError, route: str) -> OpenAIError:
         param = "prompt" if route == "/v1/completions" else "messages"
     elif status == 400:
         named = _FIELD.match(message)  # the field that the server's message begins with
-        param = _NAMES.get(named[1], named[1]) if named else None
-        if route == "/detokenize" and message.startswith("input_ids"):
-            message, param = "tokens" + message.removeprefix("input_ids"), "tokens"
+        param = named[1] if named else None
+        if param not in sent:
+            param = _NAMES.get(str(param), param)
     answer = OpenAIError(status, form.format(message), kind=kind, param=param, code=code, retry_after_s=retry_after_s)
-    return in_own_words(answer) if route.startswith("/v1/responses") else answer
+    return in_own_words(answer) if is_response else answer
 
 
 TEXTS_AT_ONCE = 32

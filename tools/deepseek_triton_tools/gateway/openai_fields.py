@@ -55,6 +55,15 @@ def invalid(message: str, *, param: str | None = None, code: str | None = None) 
     return OpenAIError(400, message, param=param, code=code)
 
 
+def with_names(message: str, names: Mapping[str, str]) -> str:
+    """The message with other names of fields, but for what it quotes: that came from the client."""
+    if not names:
+        return message
+    words = "|".join(map(re.escape, names))
+    pattern = rf"""(?<!\w)(['"])(?:\\.|(?!\1).)*(?:\1|$)|(?<![\w.])(?P<word>{words})(?!\w)"""
+    return re.sub(pattern, lambda part: names.get(part["word"], part[0]), message, flags=re.DOTALL)
+
+
 Reader = Callable[[str, object], object]
 _Kind = TypeVar("_Kind")
 MOST_INT32 = 2**31 - 1

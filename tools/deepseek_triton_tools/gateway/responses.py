@@ -266,7 +266,9 @@ async def create_response(request: ApiRequest) -> None:
         log_failure(exchange.record, error)
         code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
         exchange.record.error_code = code
-        await exchange.end_stream(answer.fail(code, openai_error(error, exchange.record.route).message))
+        await exchange.end_stream(
+            answer.fail(code, openai_error(error, exchange.record.route, request.document).message)
+        )
 
 
 async def count_input_tokens(request: ApiRequest) -> None:

@@ -18,10 +18,13 @@ from deepseek_triton_tools.gateway.openai_fields import (
     given_fields,
     invalid,
     text,
+    with_names,
     wrong,
 )
 
 _ROLES = ("user", "system", "developer", "assistant")
+_UNREAD_PARTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_content", "reasoning_text")
+"""Parts of answers that other APIs give back: reasoning is not shown to the model again."""
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Type of a content part -> its field with the text."""
 
@@ -151,12 +154,8 @@ _OWN_WORDS = {
     "reasoning_effort": "reasoning.effort",
 }
 """Field of chat that errors may name -> where this API has it."""
-_CHAT_WORD = re.compile(
-    r"""(?<!\w)(?P<quote>['"])(?:\\.|(?!(?P=quote)).)*(?:(?P=quote)|$)"""
-    rf"|(?<!\w)(?P<word>{'|'.join(map(re.escape, _OWN_WORDS))})(?!\w)(\[\d+\])?",
-    re.DOTALL,
-)
-"""A quotation, which came from the client, or one of them, with the number of a message: it is not that of an item."""
+_PLACE_OF_A_MESSAGE = re.compile(r"^messages\[\d+\]|(?<=; )messages\[\d+\]")
+"""Its number is not that of an item."""
 _OURS = {
     "input",
     "instructions",
@@ -211,7 +210,7 @@ def read_responses_request(document: object) -> ResponsesRequest:
 
 def in_own_words(error: OpenAIError) -> OpenAIError:
     """An error of the chat request, or of the model's server, with the names that fields have in this API."""
-    message = _CHAT_WORD.sub(lambda found: _OWN_WORDS.get(found["word"], found[0]), error.message)
+    message = with_names(_PLACE_OF_A_MESSAGE.sub("messages", error.message), _OWN_WORDS)
     chats = (error.param or "").partition(".")[0]
     param = _OWN_WORDS[chats].partition(".")[0] if chats in _OWN_WORDS else error.param
     return OpenAIError(

@@ -11,7 +11,8 @@ ConfigError                   model.yaml or config.pbtxt can't be served; holds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from deepseek_backend.contract import ErrorCode
 
@@ -43,8 +44,21 @@ class BackendError(Exception):
         return self
 
 
+# What is quoted came from the client. A name without "_" may be a word of the sentence, unless it begins a problem.
+_QUOTED_OR_NAMED = re.compile(
+    r"""(?<!\w)(['"])(?:\\.|(?!\1).)*(?:\1|$)|[a-z]+(?:_[a-z]+)+|[a-z]+(?=[:,.\[])""", re.DOTALL
+)
+
+
 class RequestError(BackendError):
     default_code = ErrorCode.INVALID_ARGUMENT
+
+    def named(self, names: Mapping[str, str]) -> RequestError:
+        """Return the error with the names by which the client gave its fields, where `names` has others than ours."""
+        if not names:
+            return self
+        message = _QUOTED_OR_NAMED.sub(lambda part: names.get(part[0], part[0]), str(self))
+        return RequestError(message, code=self.code)
 
 
 class UnavailableError(BackendError):

@@ -87,6 +87,8 @@ class FieldReader:
         self.sampling: dict[str, Any] = {}
         self.flags: dict[str, bool] = {}
         self.settings: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
+        """Field -> the name by which the client gave it, where that is another."""
         self.problems = Problems()
         self.warnings = Problems()
         """Unknown parameters, where the configuration only warns of them."""
@@ -208,7 +210,7 @@ class FieldReader:
                 if guide is None or guide is False or name.startswith("_"):
                     continue
                 if name in _GUIDES:
-                    self._rename(fields, alias, guide, f"guided_{name}")
+                    self._rename(fields, f"{alias}.{name}", guide, f"guided_{name}")
                 else:
                     self.problems.add(partial(_unknown_guide, alias, name))  # the search for the nearest is slow
         return fields
@@ -217,6 +219,7 @@ class FieldReader:
         """Put into `fields`, as `name`, the value that `alias` gave."""
         if fields.get(name) is None:
             fields[name] = value
+            self.names[name] = alias
         elif fields[name] != value:
             self.problems.add(f"{name}: given twice, by itself and by {alias}; expected one of them")
 

@@ -65,6 +65,8 @@ class ParsedRequest:
     separate_reasoning: bool = False
     returned: frozenset[str] = frozenset()
     """Names of the outputs asked for, beyond those that every response has."""
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Field -> the name by which the client gave it, where that is another."""
 
     @property
     def is_shared(self) -> bool:
@@ -100,6 +102,19 @@ def parse_request(
     :raises RequestError: with every problem found, in one line.
     """
     reader = FieldReader(config)
+    try:
+        return _parsed(reader, inputs, parameters, config, supported)
+    except RequestError as error:
+        raise error.named(reader.names) from None
+
+
+def _parsed(
+    reader: FieldReader,
+    inputs: Mapping[str, npt.NDArray[Any]],
+    parameters: str,
+    config: BackendConfig,
+    supported: Mapping[str, str],
+) -> ParsedRequest:
     reader.read(inputs, parameters)
     if reader.flags.get("stop"):
         _raise_problems(reader)
@@ -178,6 +193,7 @@ def parse_request(
         echo=echo,
         separate_reasoning=reader.flags.get("separate_reasoning", config.separate_reasoning),
         returned=returned,
+        names=reader.names,
     )
 
 

@@ -151,8 +151,10 @@ class Service:
         `timeout_us` is the request timeout of Triton's own protocol; 0 is none.
         """
         active = self._open_request(reply, client_id)
+        names: Mapping[str, str] = {}
         try:
             parsed = parse_request(inputs, parameters, self.config, self._supported)
+            names = parsed.names
             if parsed.stop:
                 active.begin(parsed)
                 self._stop_by_client_id(active)
@@ -164,6 +166,8 @@ class Service:
                 self._task_thread.submit(self._answer_task, active)
                 return
             self._submit(active, parsed, timeout_us)
+        except RequestError as error:
+            self.fail(active, error.named(names))
         except BackendError as error:
             self.fail(active, error)
         except Exception as error:
