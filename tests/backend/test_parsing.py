@@ -284,6 +284,27 @@ def test_what_other_servers_clients_send_for_nothing_is_accepted_by_every_engine
     for name in ("bad", "bad_words", "stop", "stop_words", "stop_token_ids"):
         with subtests.test(name):
             parse(in_json(**{name: []}), supported=lacking)
+    for fields in (VLLMS_PARAMS, TENSORRT_LLMS_PARAMS, {"seed": -1}, {"beam_width": 1, "return_log_probs": False}):
+        with subtests.test(str(fields)):
+            assert parse(in_json(**fields), supported=lacking) == parse()
+    assert str(refusal(parameters={"use_beam_search": True})).startswith("unknown parameter 'use_beam_search'")
+
+
+VLLMS_PARAMS = json.loads("""{
+"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0,
+"seed": null, "stop": [], "stop_token_ids": [], "ignore_eos": false, "max_tokens": null, "min_tokens": 0,
+"logprobs": null, "prompt_logprobs": null, "flat_logprobs": false, "detokenize": true, "extra_args": null,
+"skip_special_tokens": true, "spaces_between_special_tokens": true, "include_stop_str_in_output": false,
+"output_kind": 0, "output_text_buffer_length": 0, "structured_outputs": null, "bad_words": [], "skip_clone": false,
+"logit_bias": {}, "allowed_token_ids": [], "truncate_prompt_tokens": -1, "skip_reading_prefix_cache": false}""")
+"""The whole of vLLM's SamplingParams where nothing is asked for."""
+TENSORRT_LLMS_PARAMS = json.loads("""{
+"end_id": null, "pad_id": null, "bad": null, "bad_token_ids": null, "stop": null, "embedding_bias": null, "top_k": null,
+"best_of": null, "length_penalty": 1.0, "early_stopping": 0, "beam_search_diversity_rate": 0.0, "guided_decoding": null,
+"apply_batched_logits_processor": false, "use_beam_search": false, "return_context_logits": false, "ignore_eos": false,
+"return_generation_logits": false, "return_encoder_output": false, "return_perf_metrics": false, "detokenize": true,
+"add_special_tokens": true, "skip_special_tokens": true, "n": 1, "spaces_between_special_tokens": true}""")
+"""The same of TensorRT-LLM's (tensorrt_llm/sampling_params.py, 1.0)."""
 
 
 def test_an_answer_is_continued_where_that_is_said_and_never_answered():

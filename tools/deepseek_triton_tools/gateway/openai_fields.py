@@ -134,9 +134,9 @@ an_object: Callable[[str, object], dict[str, object]] = _of_type(dict, "an objec
 
 
 def texts(name: str, value: object) -> list[str]:
-    """A list of texts, or one text."""
+    """A list of texts, or one text; the empty one asks for nothing."""
     if isinstance(value, str):
-        return [value]
+        return [value] if value else []
     return [text(f"{name}[{at}]", element) for at, element in enumerate(a_short_list(name, value))]
 
 

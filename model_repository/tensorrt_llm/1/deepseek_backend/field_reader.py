@@ -70,7 +70,18 @@ _GUIDES = frozenset(field.name.removeprefix("guided_") for field in SAMPLING_FIE
 # Names of lists in vLLM and TensorRT-LLM -> field. Clients also send them empty. A string there is not read, because
 # its commas would part words in TensorRT-LLM.
 _WORD_LISTS = {"bad_words": "bad", "stop_words": "stop"}
-_FOREIGN_NAMES = frozenset({"max_completion_tokens", *_WORD_LISTS, *_GUIDE_OBJECTS})
+# Sampling parameters of vLLM, TensorRT-LLM and its older Triton backend -> the values that clients send for nothing.
+_ASK_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(("use_beam_search", "flat_logprobs", "skip_clone", "skip_reading_prefix_cache"), (False,)),
+    **dict.fromkeys(("return_context_logits", "return_generation_logits", "return_encoder_output"), (False,)),
+    **dict.fromkeys(("return_log_probs", "apply_batched_logits_processor", "return_token_ids"), (False,)),
+    **dict.fromkeys(("allowed_token_ids", "logits_processors", "bad_token_ids", "extra_args", "vllm_xargs"), ([], {})),
+    **dict.fromkeys(("detokenize", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("beam_search_diversity_rate", "output_kind", "output_text_buffer_length"), (0,)),
+    **dict.fromkeys(("length_penalty", "beam_width", "num_return_sequences"), (1,)),
+    "early_stopping": (False, 0),
+}
+_FOREIGN_NAMES = frozenset({"max_completion_tokens", *_WORD_LISTS, *_GUIDE_OBJECTS, *_ASK_FOR_NOTHING})
 _NUMBER_LENGTH = 40
 """A longer string is not taken for a number."""
 _WHOLE = re.compile(r"[+-]?[0-9]+")
@@ -99,8 +110,7 @@ class FieldReader:
         if "sampling_parameters" in inputs:
             document = self._json_object("sampling_parameters", _first(inputs["sampling_parameters"]))
             for name, value in self._with_own_names(document).items():
-                # OpenAI's clients write these for "not given".
-                if value is None or (name == "logprobs" and value is False):
+                if value is None:  # OpenAI's clients write it for "not given"
                     continue
                 field = SAMPLING_BY_NAME.get(name)
                 if field is not None:
@@ -196,7 +206,7 @@ class FieldReader:
         """Return `document` with other servers' names replaced by the contract's, and vLLM's guides taken apart."""
         if _FOREIGN_NAMES.isdisjoint(document):  # nearly always
             return document
-        fields = dict(document)
+        fields = {name: value for name, value in document.items() if value not in _ASK_FOR_NOTHING.get(name, ())}
         if "max_completion_tokens" in fields:
             self._rename(fields, "max_completion_tokens", fields.pop("max_completion_tokens"), "max_tokens")
         for alias, name in _WORD_LISTS.items():
@@ -258,6 +268,11 @@ class FieldReader:
         self._set(field, value)
 
     def _set(self, field: SamplingFieldSpec, value: object) -> None:
+        if value is False and field.name in (
+            "logprobs",
+            "prompt_logprobs",
+        ):  # no number of them, as OpenAI's chat has it
+            return
         into = self.settings if field.name in _SETTINGS else self.sampling
         if field.off is not None and value == field.off:
             into[field.name] = field.neutral  # also where it is None: the model's default must not count

@@ -335,6 +335,8 @@ def _raise_problems(reader: FieldReader) -> None:
 
 # lm-eval sends a seed with every request. Without them a greedy request is as greedy: another field makes it so.
 _OF_A_DRAW = frozenset({"seed", "min_p"})
+_NO_SEED = (-1, 2**64 - 1)
+"""How clients of vLLM ask for none; the second is -1 in a tensor."""
 _FIELDS = SAMPLING_BY_NAME | {field.name: field for field in REQUEST_FIELDS}
 
 
@@ -349,6 +351,7 @@ def refuse_unsupported(fields: dict[str, Any], supported: Mapping[str, str]) -> 
     for name in [name for name in fields if supported.get(name)]:
         neutral, value = _FIELDS[name].neutral, fields[name]
         asks_for_nothing = value in (None, ()) or (neutral is not None and value == neutral)
+        asks_for_nothing |= name == "seed" and value in _NO_SEED
         if not asks_for_nothing and not (name in _OF_A_DRAW and SamplingParams.of(fields).greedy):
             raise RequestError(f"{name}: {supported[name]}", code=ErrorCode.UNSUPPORTED)
         del fields[name]
