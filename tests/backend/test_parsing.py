@@ -314,7 +314,16 @@ def test_an_answer_is_continued_where_that_is_said_and_never_answered():
     def conversation(messages):
         return {"text_input": None, "messages": text(json.dumps(messages))}
 
-    assert "messages[1]: expected a last message of the user" in str(refusal(conversation(answered)))
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
+    for messages, hint in (
+        (answered, 'add "prefix": true to it'),
+        ([*answered, {"role": "system", "content": "Be brief."}], 'add "prefix": true to it, and put it last'),
+        ([answered[0], called], "send the results of its calls, as messages of role tool"),
+        ([answered[0], {"role": "assistant"}], "leave it out"),
+    ):
+        said = str(refusal(conversation(messages)))
+        assert said.startswith("messages[1]: expected a last message of the user")
+        assert said.endswith(hint)
     for messages, task in ((begun, "generate"), (answered, "tokenize")):
         assert parse(conversation(messages), {"task": task}).prompts[0].messages == messages
 

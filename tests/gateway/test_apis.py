@@ -161,6 +161,16 @@ def test_the_length_of_a_prompt(triton, client):
     assert {"messages", "tools"} <= triton.asked[0].keys()
 
 
+def test_a_conversation_ends_with_what_can_be_answered(triton, client):
+    user = {"role": "user", "content": "Hi"}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    for last, hint in (({"role": "assistant", "content": "Hello"}, "a message of the user"), (call, "the outputs of")):
+        for items in ([user, last], [user, last, {"role": "system", "content": "Be brief."}]):
+            error = error_of(client.post(RESPONSE, json={"input": items}), 400)
+            assert (error["param"], hint in error["message"]) == ("input", True)
+    assert not triton.asked
+
+
 THEIR_ERRORS = {
     "[E_INVALID_ARGUMENT] max_tokens: expected at least 1": (
         "max_output_tokens",

@@ -97,6 +97,21 @@ def test_a_conversation_with_reasoning_and_calls_is_one_message_for_each_turn():
     ]
 
 
+def test_items_without_a_text_are_read_as_clients_keep_them():
+    thought = [{"type": "thinking", "thinking": "hm"}, {"type": "output_text", "text": "yes"}]
+    items = [
+        {"role": "developer", "content": None},
+        USER,
+        {"role": "assistant", "content": thought},
+        USER,
+        {"role": "assistant", "content": None},
+        {"type": "function_call_output", "call_id": "c", "output": None},
+    ]
+    told = {"role": "tool", "tool_call_id": "c", "content": ""}
+    answered = [USER, {"role": "assistant", "content": "yes"}, USER, told]
+    assert chat(input=items)["messages"] == [{"role": "developer", "content": ""}, *answered]
+
+
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}
 
 

@@ -15,6 +15,7 @@ from deepseek_triton_tools.gateway.chat import ChatChoice, chat_parts
 from deepseek_triton_tools.gateway.chat_request import ChatRequest
 from deepseek_triton_tools.gateway.model_front import log_failure, openai_error
 from deepseek_triton_tools.gateway.openai_answers import Answer, give
+from deepseek_triton_tools.gateway.openai_fields import invalid
 from deepseek_triton_tools.gateway.responses_request import not_kept, read_responses_request
 from deepseek_triton_tools.gateway.tool_call_parser import ArgumentsPiece, CallBegins, TextPiece
 from deepseek_triton_tools.gateway.triton_call import Part, UpstreamError
@@ -255,6 +256,11 @@ _PROMPT_INPUTS = ("messages", "tools", "tool_choice", "chat_template_kwargs")
 
 async def create_response(request: ApiRequest) -> None:
     asked = read_responses_request(request.document)
+    turns = (turn for turn in reversed(asked.chat.messages) if isinstance(turn, dict))
+    last = next((turn for turn in turns if turn["role"] not in ("system", "developer")), {})
+    if last.get("role") == "assistant":  # chat's way to have it continued is not this API's
+        hint = "the outputs of its calls" if last.get("tool_calls") else "a message of the user"
+        raise invalid(f"input: expected {hint} at the end, got an answer of the assistant.", param="input")
     name, model = await request.model(asked.chat.model, asked.chat.most_tokens)
     answer = ResponsesAnswer(ResponseWriter(name, asked.echoed), asked.chat)
     exchange = request.exchange

@@ -7,7 +7,7 @@ made of one model's turn each. Here one turn of the assistant is one message aga
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from deepseek_triton_tools.gateway.chat_request import ChatRequest, format_of_responses, read_chat_request
@@ -71,11 +71,14 @@ class _ResponseTurns:
                 role = item.get("role")
                 if role not in _ROLES:
                     raise invalid(f"{place}.role: expected {', '.join(_ROLES)}, got {role!r}.", param="input")
-                content = _joined(f"{place}.content", item.get("content"))
+                content = item.get("content")
+                if content is not None or role == "user":  # clients keep answers and instructions without a text
+                    unread = _UNREAD_PARTS if role == "assistant" else ()
+                    content = _joined(f"{place}.content", content, unread=unread)
                 if role == "assistant":
                     self._assistant(without=("content", "tool_calls"))["content"] = content
                 else:
-                    self.add({"role": role, "content": content})
+                    self.add({"role": role, "content": content or ""})
             case "reasoning":
                 # It begins a turn. A summary is not what the model has thought, so it is not given back to it.
                 parts = {"reasoning_text": "text", "text": "text"}
@@ -93,7 +96,7 @@ class _ResponseTurns:
                 calls.append({"id": call_id, "type": "function", "function": function})
             case "function_call_output":
                 call_id = text(f"{place}.call_id", item.get("call_id"))
-                output = _joined(f"{place}.output", item.get("output"))
+                output = _joined(f"{place}.output", given_fields(item).get("output", ""))
                 self.add({"role": "tool", "tool_call_id": call_id, "content": output})
             case "item_reference":
                 raise invalid(f"{place}: this gateway keeps no items: send the item itself.", param="input")
@@ -109,8 +112,10 @@ class _ResponseTurns:
         return self._turn
 
 
-def _joined(place: str, content: object, kinds: Mapping[str, str] = _TEXT_PARTS) -> str:
-    """The text of a content, which is a text or a list of parts."""
+def _joined(
+    place: str, content: object, kinds: Mapping[str, str] = _TEXT_PARTS, *, unread: Collection[str] = ()
+) -> str:
+    """The text of a content, which is a text or a list of parts. unread: types of parts that are left out."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -120,6 +125,8 @@ def _joined(place: str, content: object, kinds: Mapping[str, str] = _TEXT_PARTS)
         if not isinstance(part, dict):
             raise wrong(f"{place}[{at}]", "an object", part)
         kind = part.get("type")
+        if kind in unread:
+            continue
         if not isinstance(kind, str) or kind not in kinds:
             expected = " or ".join(kinds)
             message = f"{place}[{at}].type: expected {expected}, got {kind!r}. The model reads text only."

@@ -124,10 +124,13 @@ def _json(where: str, text: str, kind: str) -> Any:
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-# Clients keep an answer that was all reasoning, and the result of a function without one, with null for the text.
-_MAY_BE_EMPTY = ("assistant", "tool")
+# Clients keep an answer that was all reasoning, the result of a function without one, and empty instructions, with null
+# for the text.
+_MAY_BE_EMPTY = ("system", "developer", "assistant", "tool")
+# The last two are those of OpenAI's Responses API.
+_TEXT_PARTS = ("text", "input_text", "output_text")
 # Parts of answers that other APIs give back. Reasoning is not shown to the model again, and DeepSeek has no refusals.
-_UNREAD_PARTS = ("thinking", "redacted_thinking", "reasoning", "refusal")
+_UNREAD_PARTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_content", "reasoning_text", "refusal")
 _REASONING = ("reasoning_content", "reasoning")
 """Names of an answer's reasoning on several servers. The first one is kept."""
 
@@ -173,6 +176,8 @@ def _message(where: str, message: Any) -> dict[str, Any]:
         raise ValueError(f"{where}.role: expected one of {', '.join(_ROLES)}, got {_named(role)}")
     check_characters(where, message)
     read = {**message, "role": "system" if role == "developer" else role, "content": _content(where, message)}
+    if message.get("function_call"):
+        raise ValueError(f"{where}.function_call: expected tool_calls, which has taken its place")
     calls = read.pop("tool_calls", None)
     if calls:
         if role != "assistant":
@@ -192,21 +197,30 @@ def _content(where: str, message: Mapping[str, Any]) -> str | None:
         return ""
     if not isinstance(content, list):
         raise ValueError(f"{where}.content: expected text or an array of text parts, got {_named(content)}")
-    for position, part in enumerate(content):
-        place = f"{where}.content[{position}]"
-        if not isinstance(part, dict):
-            raise ValueError(f"{place}: expected an object of type 'text', got {_named(part)}")
-        if message["role"] == "assistant" and part.get("type") in _UNREAD_PARTS:
-            continue
-        if part.get("type") != "text":
-            raise ValueError(f"{place}: expected a part of type 'text', got one of type {_named(part.get('type'))}")
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"{place}.text: expected a string, got {_named(part.get('text'))}")
-    return "".join(part["text"] for part in content if part["type"] == "text")
+    return "".join(
+        _part(f"{where}.content[{position}]", part, message["role"]) for position, part in enumerate(content)
+    )
+
+
+def _part(where: str, part: Any, role: str) -> str:
+    if isinstance(part, str) and role in _MAY_BE_EMPTY:  # LangChain keeps an answer so
+        return part
+    if not isinstance(part, dict):
+        raise ValueError(f"{where}: expected an object of type 'text', got {_named(part)}")
+    if role == "assistant" and part.get("type") in _UNREAD_PARTS:
+        return ""
+    if part.get("type") not in _TEXT_PARTS:
+        raise ValueError(f"{where}: expected a part of type 'text', got one of type {_named(part.get('type'))}")
+    text = part.get("text", ...)
+    if text is None and role in _MAY_BE_EMPTY:
+        return ""
+    if not isinstance(text, str):
+        raise ValueError(f"{where}.text: expected a string, got {_named(part.get('text'))}")
+    return text
 
 
 def _tool_call(where: str, call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) and call.get("type", "function") == "function" else None
+    function = call.get("function") if isinstance(call, dict) and call.get("type") in (None, "function") else None
     if not isinstance(function, dict):
         raise ValueError(f'{where}: expected {{"type": "function", "function": {{...}}}}, got {quoted(call)}')
     check_tool_name(f"{where}.function.name", function.get("name"))
@@ -259,6 +273,24 @@ def _results_in_order(messages: Sequence[dict[str, Any]]) -> Messages:
             results = sorted(results, key=lambda result: places[json.dumps(result["tool_call_id"])])
         ordered += results
     return ordered
+
+
+def unanswerable(messages: Messages) -> str:
+    """Return why a model can't answer the conversation, and what to do; "" where it can.
+
+    Behind an answer a template opens another one, which no model was trained on. Messages of the system don't count:
+    templates put all of them first.
+    """
+    place = max((place for place, message in enumerate(messages) if message["role"] != "system"), default=0)
+    last = messages[place]
+    if last["role"] != "assistant" or last.get("prefix"):
+        return ""
+    hint = 'to have it continued, add "prefix": true to it' + ", and put it last" * (place < len(messages) - 1)
+    if _has_tool_calls(last):
+        hint = "send the results of its calls, as messages of role tool"
+    elif not last["content"]:
+        hint = "leave it out"
+    return f"messages[{place}]: expected a last message of the user or of a tool, got one of the assistant; {hint}"
 
 
 def _has_tool_calls(message: Mapping[str, Any]) -> bool:

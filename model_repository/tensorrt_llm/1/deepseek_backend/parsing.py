@@ -31,7 +31,7 @@ from deepseek_backend.engines.generate_request import (
 )
 from deepseek_backend.errors import RequestError
 from deepseek_backend.field_reader import FieldReader
-from deepseek_backend.messages import NO_TOOLS, Prompt, ToolUse, read_tool_use
+from deepseek_backend.messages import NO_TOOLS, Prompt, ToolUse, read_tool_use, unanswerable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +133,8 @@ def _parsed(
         reader.problems.add("exclude_input_from_output: false needs a prompt in text, got input_ids")
     if task == "generate":
         for prompt in prompts:
-            if prompt.messages and prompt.messages[-1]["role"] == "assistant" and not prompt.messages[-1].get("prefix"):
-                # A template would open another answer behind this one, which no model was trained on.
-                reader.problems.add(
-                    f"messages[{len(prompt.messages) - 1}]: expected a last message of the user or of a tool, got one "
-                    'of the assistant; to have it continued, add "prefix": true to it'
-                )
+            if prompt.messages and (problem := unanswerable(prompt.messages)):
+                reader.problems.add(problem)
     if task == "tokenize" and has_ids:
         reader.problems.add("task: tokenize expects text_input or messages, got input_ids")
     elif task == "detokenize" and prompts and not has_ids:
