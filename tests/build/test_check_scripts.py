@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_build.check import check_repository
+from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.check.flags import flag_keys
 from deepseek_triton_build.check.scripts import ShellScript, read_script
 from deepseek_triton_build.data import spelling
@@ -68,6 +68,112 @@ MODELS = {
 
 def test_a_program_has_its_model():
     assert {text: ShellScript(file="serve.sh", text=text).program.model for text in MODELS} == MODELS
+
+
+# A script with `m`, and the words after it in each program that it may start. What it can't say stays as it is written.
+STARTED = {
+    'A=(--tp 8 "b c")\nA+=(--ep "$EP")\ntrtllm-serve m "${A[@]}"': [["--tp", "8", "b c", "--ep", "$EP"]],
+    'A="--tp 8"\ntrtllm-serve m $A $B "${C[@]}" "$@"': [["--tp", "8", "$B", "${C[@]}", "$@"]],
+    'C="trtllm-serve m"\nC="$C --tp 8"\neval $C': [["--tp", "8"]],
+    "srun -n 8 bash -c 'trtllm-serve m --tp $((4*2))'": [["--tp", "8"]],
+    'ssh host "cd /x && trtllm-serve m --tp 8"': [["--tp", "8"]],
+    "ssh host <<'X'\ntrtllm-serve m --tp 8\nX": [["--tp", "8"]],
+    "cat > run.sh <<X\ntrtllm-serve m --tp 8\nX\nbash run.sh": [["--tp", "8"]],
+    "f() { trtllm-serve m --tp $1 ${2:-x}; }\nf 8; f 4 y": [["--tp", "8", "x"], ["--tp", "4", "y"]],
+    "for i in {0..1}; do trtllm-serve m --port $((8000+i)) & done": [["--port", "8000"], ["--port", "8001"]],
+    "for ((i=0; i<2; i++)); do trtllm-serve m $i; done": [["0"], ["1"]],
+    "while read -r host; do ssh $host trtllm-serve m $host; done < hosts": [["$host"]],
+    "case ${R:-a} in a) trtllm-serve m 1;; b|c) trtllm-serve m 2;; esac": [["1"], ["2"]],
+    "case b in a) trtllm-serve m 1;; *) trtllm-serve m 2;; esac": [["2"]],
+    'if [ "$R" = a ]; then T=1; else T=2; fi\ntrtllm-serve m $T\n[ "$R" = a ] && trtllm-serve m x$T': [
+        ["1"],
+        ["2"],
+        ["x1"],
+    ],
+    'if [ -z "$T" ]; then T=8; fi\ntrtllm-serve m $T': [["8"]],
+    '[[ -n "${D:-}" ]] && A=--debug\ntrtllm-serve m ${A:-}': [["--debug"], []],
+    'set -- --tp 8\ntrtllm-serve m "$@"': [["--tp", "8"]],
+    'test -f x || exit 1\nN=$(seq 2 | tail -1)\ntrtllm-serve m "$N" `echo 3`': [["$(seq 2 | tail -1)", "3"]],
+    "M=/a/b.tar\ntrtllm-serve m ${M##*/} ${M%.tar} ${M/a/c} ${#M}": [["b.tar", "/a/b", "/c/b.tar", "8"]],
+    "nohup setsid trtllm-serve m 1 > log 2>&1 &\necho trtllm-serve m 2\npkill -f 'trtllm-serve m'": [["1"]],
+    "python3 -u -m tensorrt_llm.commands.serve serve m 1": [["1"]],
+    "docker run --name trtllm-serve image trtllm-serve m 1": [["1"]],
+    "docker exec trtllm-serve bash -lc 'trtllm-serve m 1'": [["1"]],
+    'kubectl exec pod -- bash -c "exec trtllm-serve m 1"': [["1"]],
+    'main() {\n  trtllm-serve m 1\n}\n"$@"': [["1"]],
+}
+
+
+def test_programs_are_found_with_the_words_that_a_shell_would_give_them():
+    found = {text: ShellScript(file="serve.sh", text=text).programs for text in STARTED}
+
+    assert {text: [[word.text for word in one.words[1:]] for one in found[text]] for text in STARTED} == STARTED
+
+
+EIGHT = "--tp_size 8 --ep_size 8"
+R1 = "deepseek-ai/DeepSeek-R1"
+# A script, and what is found in it on 8 H200, with the line; no line: what is not checked.
+CHECKED = {
+    f'trtllm-serve {R1} "${{ARGS[@]}}"': {"${ARGS[@]}"},
+    f"trtllm-serve {R1} $ARGS": {"$ARGS"},
+    'trtllm-serve "$@"': {"$@"},
+    f"trtllm-serve {R1} --config /etc/llm.yaml": {"/etc/llm.yaml"},
+    f"vllm serve {R1} --config $CONFIG": {"$CONFIG"},
+    f"trtllm-serve {R1} --tensor_parallel_size 8 --moe_expert_parallel_size 8": set(),
+    f"cat > x.yml <<X\ntensor_parallel_size: 8\nmax_batch_size: 0\nX\ntrtllm-serve {R1} --config x.yml": {"S016:3"},
+    f"cat > x.yml <<X\ntensor_parallel_size: $T\nX\ntrtllm-serve {R1} --config x.yml": {"tensor_parallel_size"},
+    f"printf 'max_num_seq: 4' > x.yml\nvllm serve {R1} -tp 8 --config x.yml": {"S011:1"},
+    f"trtllm-serve {R1} --tp_sizes 8 --ep_size 8": {"S022:1"},
+    # Several servers
+    f"vllm serve {R1} -tp 8 &\nvllm serve {R1} -tp 8 --max-num-seq 1": {"S022:2", "T012:2"},
+    f"vllm serve {R1} -tp 8 &\nwait\nvllm serve {R1} -tp 8": set(),
+    f"for i in 0 8; do\nCUDA_VISIBLE_DEVICES=$i vllm serve {R1} -tp 8 &\ndone": {"T013:2"},
+    f"if [ $A = 1 ]; then trtllm-serve {R1} {EIGHT}; else\ntrtllm-serve {R1} --tp_size 8 --ep_size 6; fi": {
+        "P002:2",
+        "P003:2",
+    },
+    # Processes and ranks
+    f"mpirun -n 8 trtllm-llmapi-launch trtllm-serve {R1} {EIGHT}": set(),
+    f"mpirun -np 4 trtllm-llmapi-launch trtllm-serve {R1} {EIGHT}": {"T018:1"},
+    f"mpirun -n $N trtllm-llmapi-launch trtllm-serve {R1} {EIGHT}": set(),
+    f"mpirun -n 8 trtllm-serve {R1} {EIGHT}": {"T018:1"},
+    f"#SBATCH -N1 --ntasks-per-node=8\nsrun trtllm-llmapi-launch trtllm-serve {R1} {EIGHT}": set(),
+    f"#SBATCH -N 2 --ntasks-per-node=8\nsrun trtllm-llmapi-launch trtllm-serve {R1} {EIGHT}": {"T018:2"},
+    f"#SBATCH -N 2 --ntasks-per-node=8\nsrun -n8 trtllm-llmapi-launch trtllm-serve {R1} {EIGHT}": set(),
+    f"#SBATCH --ntasks 8\ntrtllm-llmapi-launch trtllm-serve {R1} {EIGHT}": {"T018:2"},
+    f"srun -N 2 --ntasks-per-node 1 trtllm-serve {R1} {EIGHT}": set(),
+    f"srun -n 8 vllm serve {R1} -tp 8": {"T018:1"},
+}
+
+
+@pytest.mark.parametrize("text", CHECKED)
+def test_what_a_script_does_not_say_is_unknown_and_all_else_is_checked(tmp_path, text):
+    (tmp_path / "run.sbatch").write_text(f"{text}\n")
+
+    for path in (tmp_path, tmp_path / "run.sbatch"):
+        report = check_repository(path, CheckOptions(gpu="h200", num_gpus=8, release="1.2.1", vllm="0.24.0"))
+        unseen = [clause.rpartition(": ")[2] for clause in report.unchecked if "does not say by itself" in clause]
+        found = {f"{finding.code}:{finding.line}" for finding in serious(report)}
+        assert found | set(unseen) == CHECKED[text]
+
+
+def test_more_ranks_than_a_node_has_gpus_need_something_that_starts_them(tmp_path):
+    options = CheckOptions(gpu="h200", release="1.2.1")
+    for start, codes in {"": ["T018"], "$LAUNCH ": [], "mpirun -n 16 trtllm-llmapi-launch ": []}.items():
+        (tmp_path / "serve.sh").write_text(f"{start}trtllm-serve {R1} --tp_size 16 --ep_size 16\n")
+        assert [finding.code for finding in serious(check_repository(tmp_path, options))] == codes
+
+
+def test_the_container_that_a_script_names_says_the_release(tmp_path):
+    for image, release in {
+        "nvcr.io/nvidia/tensorrt-llm/release:1.1.0": "1.1.0",
+        "nvcr.io#nvidia/tensorrt-llm/release:1.2.0": "1.2.0",
+        "nvcr.io/nvidia/tritonserver:25.10-trtllm-python-py3": "1.0.0",
+    }.items():
+        command = f"srun --container-image={image} trtllm-serve {R1} {EIGHT}"
+        (tmp_path / "serve.sh").write_text(f"{command}\n")
+        report = check_repository(tmp_path)
+        assert (report.models[0].release, report.models[0].release_from) == (release, "serve.sh")
 
 
 @pytest.mark.slow

@@ -308,11 +308,15 @@ def test_the_program_is_found_however_it_is_started(tmp_path):
         "vllm serve --model deepseek-ai/DeepSeek-R1 -tp 8",
         "python3 -m vllm.entrypoints.openai.api_server --model deepseek-ai/DeepSeek-R1 -tp 8",
         f"docker run --gpus all vllm/vllm-openai:v0.25.1 vllm {served}",
+        "podman run -e A=1 docker.io/vllm/vllm-openai:v0.25.1 --model deepseek-ai/DeepSeek-R1 -tp 8",
     ):
         (tmp_path / "serve.sh").write_text(f"#!/bin/bash\ncommand -v vllm\n{command}\n")
         report = check_repository(tmp_path, OPTIONS)
-        assert [finding.code for finding in report.findings] == ["S007"]
-        assert (report.models[0].model, report.models[0].engine) == ("deepseek-ai/DeepSeek-R1", "vllm")
+        model = report.models[0]
+        is_named = "v0.25.1" in command
+        assert [finding.code for finding in report.findings] == ([] if is_named else ["S007"])
+        assert (model.model, model.engine) == ("deepseek-ai/DeepSeek-R1", "vllm")
+        assert (model.release == "0.25.1") is is_named
 
 
 def test_a_script_that_only_measures_is_left_alone(tmp_path):

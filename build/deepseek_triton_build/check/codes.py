@@ -70,6 +70,7 @@ IDLE_GPUS = _warning("T014")
 WRONG_KIND = _warning("T015")
 WEIGHTS_TOO_LARGE = _error("T016")
 NO_ROOM_FOR_CACHE = _warning("T017")
+WRONG_RANKS = _error("T018")
 
 MODEL_NOT_HERE = _warning("W001")
 MODEL_GONE = _error("W002")

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -138,6 +138,16 @@ def read_json_document(path: Path, file: str) -> tuple[Document | None, list[Fin
     document, found = _parse_document(text.replace("\t", " "), file)
     findings += [finding for finding in found if finding.code == codes.DUPLICATE_KEY.code]
     return Document(file=file, values=values, lines={} if document is None else document.lines), findings
+
+
+def read_written_yaml(text: str, file: str, first_line: int) -> tuple[Document | None, list[Finding]]:
+    """Return the mapping in a YAML text that `file` holds from a line on, as read_yaml does."""
+    document, findings = _parse_document(text, file)
+    above = first_line - 1
+    findings = [replace(finding, line=finding.line and finding.line + above) for finding in findings]
+    if document is None:
+        return None, findings
+    return replace(document, lines={key: line + above for key, line in document.lines.items()}), findings
 
 
 def _parse_document(text: str, file: str) -> tuple[Document | None, list[Finding]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepseek_triton_build.check import codes
+from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.schema import Problem, value_problem
 from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScript, typed
-from deepseek_triton_build.check.vllm_arguments import absent_problem, argument_problem
+from deepseek_triton_build.check.vllm_arguments import absent_problem, argument_problem, check_vllm_arguments
 from deepseek_triton_build.data import spelling, type_strings
 from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.setting_types import bounded_type
@@ -19,7 +20,7 @@ from deepseek_triton_build.data.vllm import VLLM_VERSIONS, Argument, VllmVersion
 from deepseek_triton_build.render.vllm_commands import WITHOUT_FLAG
 from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
-from deepseek_triton_build.text import nearest_name, short_repr
+from deepseek_triton_build.text import first_names, nearest_name, short_repr
 
 YAML_FLAGS = ("--extra_llm_api_options", "--config")
 """Flags that name the YAML file; the second is the newer name (TensorRT-LLM trtllm_serve_cli.yaml@9e7f85f6)."""
@@ -53,6 +54,10 @@ class ProgramFlags:
     """Arguments whose values depend on more than the script, or are wrong."""
     unread: list[str] = field(default_factory=list)
     """Flags that are not recorded here."""
+    unseen: list[str] = field(default_factory=list)
+    """Words whose values the script alone does not give."""
+    is_open: bool = False
+    """Whether more flags may be given than can be seen."""
     findings: list[Finding] = field(default_factory=list)
 
     def place(self, key: str | None) -> tuple[str, int | None, str]:
@@ -76,20 +81,49 @@ class ProgramFlags:
         self.places[key] = flag.line, flag.name
         if problem is not None:
             self.add(problem.code, f"{flag.name}: {problem.message}", problem.fix, flag.line, key)
+        if any(not word.is_known for word in flag.values):
+            self.unseen.append(" ".join([flag.name, *(word.text for word in flag.values)]))
         if problem is not None or value is None:
             self.unknown.add(key)
         else:
             self.settings[key] = value
 
+    @classmethod
+    def of(cls, script: ShellScript, program: Program) -> ProgramFlags:
+        """Return what can be said before any flag is read."""
+        unseen = [word.text for word in program.open_words] if program.hides_flags else []
+        return cls(file=script.file, unseen=unseen, is_open=program.hides_flags)
+
+    def settle(self, program: Program, keys: Iterable[str], sizes: Iterable[str], config: str = "") -> str:
+        """Make `keys` unknown where the script does not say all that is given, and return what it leaves open.
+
+        :param sizes: the arguments without which a script is meant to be started with more of them.
+        :param config: the file that it passes, when nobody can look into it.
+        """
+        if program.open_words and not self.places.keys() & set(sizes) and not self.settings.keys() & set(sizes):
+            self.is_open, self.unseen = True, [word.text for word in program.open_words]
+        if self.is_open or config:
+            self.unknown |= set(keys) - self.settings.keys()
+        return first_names([*self.unseen, *([config] if config else [])])
+
+    def after_switch(self, flag: CommandFlag, spelled: str) -> CommandFlag:
+        """Return a switch without the words behind it that may be other flags."""
+        if spelled.startswith("bool") and any(word.is_open for word in flag.values):
+            self.unseen += [word.text for word in flag.values]
+            self.is_open = True
+            return replace(flag, values=())
+        return flag
+
 
 def read_flags(script: ShellScript, program: Program) -> ProgramFlags:
     """Return what the flags of `program`, one of TensorRT-LLM that `script` starts, set."""
-    flags = ProgramFlags(file=script.file)
+    flags = ProgramFlags.of(script, program)
     for flag in program.flags:
         if flag.name in program.meanings:
             key, stands_for = program.meanings[flag.name]
             argument = load_release(CANONICAL_RELEASE).find_key(key)
             assert argument is not None  # a test compares the flags' keys with the record
+            flag = flags.after_switch(flag, argument.type)
             value = stands_for if stands_for is not None else typed(flag.values, argument.type)
             problem = None if value is None else value_problem(value, bounded_type(key, argument.type))
             flags.set(flag, key, value, problem)
@@ -97,6 +131,7 @@ def read_flags(script: ShellScript, program: Program) -> ProgramFlags:
             if near := nearest_name(flag.name, [*program.meanings, *_OTHER_FLAGS], likeness=_NEAR):
                 message = f"{flag.name} is not a flag of {program.name}"
                 flags.add(codes.WRONG_FLAG, message, f"did you mean {near}?", flag.line)
+                flags.unknown.add(program.meanings[near][0] if near in program.meanings else near)
             else:
                 flags.unread.append(flag.name)
     return flags
@@ -131,11 +166,12 @@ def flag_keys() -> frozenset[str]:
 
 def read_vllm_flags(script: ShellScript, program: Program, version: VllmVersion) -> ProgramFlags:
     """Return what the flags of `program`, a `vllm serve` that `script` starts, set."""
-    flags = ProgramFlags(file=script.file)
+    flags = ProgramFlags.of(script, program)
     for flag in program.flags:
         key, is_off = _argument(flag.name, version)
         row = version.find(key)
         if row is not None and key not in WITHOUT_FLAG:
+            flag = flags.after_switch(flag, row.type)
             if is_off:
                 flags.set(flag, key, False)
             elif key in version.sections:
@@ -146,6 +182,18 @@ def read_vllm_flags(script: ShellScript, program: Program, version: VllmVersion)
             code, why, fix = _unknown(flag, key, version)
             flags.add(code, f"{flag.name} is not a flag of vllm serve {version.version}{why}", fix, flag.line)
     return flags
+
+
+def add_config(flags: ProgramFlags, document: Document, version: VllmVersion) -> None:
+    """Add the arguments in the YAML file of `--config`, which count where no flag gives them."""
+    values = {str(key).replace("-", "_"): value for key, value in document.values.items()}
+    lines = {key.replace("-", "_"): line for key, line in document.lines.items()}
+    renamed = replace(document, values=values, lines=lines)
+    others = tuple(key for key in values if f"--{key.replace('_', '-')}" in version.serve_flags)
+    read = check_vllm_arguments(renamed, version, other_sections=others)
+    flags.findings += read.findings
+    flags.settings = read.settings | flags.settings
+    flags.unknown |= read.unknown - flags.settings.keys()
 
 
 def as_flag(argument: str, value: Any) -> str:

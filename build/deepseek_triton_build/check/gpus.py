@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise, permutations
+from typing import Any, NamedTuple
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Layout, minimum_gpus
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.pbtxt import ModelConfig
-from deepseek_triton_build.check.scripts import ShellScript
+from deepseek_triton_build.check.scripts import VISIBLE_GPUS, Program
+from deepseek_triton_build.check.shell import Variable, Word, base_name
 from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
@@ -21,7 +23,13 @@ PARAMETER = "gpu_device_ids"
 KIND_CPU = "KIND_CPU"
 TRTLLM_RANKS = "tensor x pipeline parallelism"
 VLLM_RANKS = "tensor x pipeline x data parallelism"
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+LAUNCHER = "trtllm-llmapi-launch"
+_TOOLS = ("mpirun", "mpiexec", "orterun", "srun")
+_NODES, _TASKS, _PER_NODE = ("-N", "--nodes"), ("-n", "--ntasks"), ("--ntasks-per-node",)
+# Stands for a word that depends on more than the script.
+_UNKNOWN = "$"
+# What takes a command to another machine, or to GPUs that it is given there.
+_ELSEWHERE = frozenset({"ssh", "srun", "mpirun", "mpiexec", "docker", "podman", "nerdctl", "kubectl"})
 # vLLM's smallest defaults, which AsyncLLM has by itself (vllm/engine/arg_utils.py, get_batch_defaults).
 _LEAST_LIMITS: Mapping[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 128}
 
@@ -70,17 +78,154 @@ def check_vllm_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int
         yield from count_findings(num_ranks, num_gpus, "the instance", **config.at("instance_group"), way=VLLM_RANKS)
 
 
-def hidden_gpus(script: ShellScript, num_ranks: int, gpu: Gpu | None, way: str = TRTLLM_RANKS) -> Iterator[Finding]:
+def hidden_gpus(
+    visible: Variable | None, num_ranks: int, gpu: Gpu | None, way: str = TRTLLM_RANKS, *, file: str
+) -> Iterator[Finding]:
     """Find a CUDA_VISIBLE_DEVICES that shows the ranks of a node fewer GPUs than they need."""
-    variable = script.variables.get(_VISIBLE)
-    if variable is None or variable.value is None:
-        return
-    shown = len([name for name in variable.value.split(",") if name.strip()])
+    shown = visible_gpus(visible)
     needed = min(num_ranks, gpu.gpus_per_node) if gpu is not None else num_ranks
-    if shown < needed:
-        message = f"{_VISIBLE}={variable.value} shows {shown} GPUs to {needed} ranks ({way})"
+    if visible is not None and shown is not None and len(shown) < needed:
+        message = f"{VISIBLE_GPUS}={visible.value} shows {len(shown)} GPUs to {needed} ranks ({way})"
         fix = f"name {needed} GPUs, or remove the variable"
-        yield codes.TOO_FEW_GPUS.finding(message, fix, file=script.file, line=variable.line, key=_VISIBLE)
+        yield codes.TOO_FEW_GPUS.finding(message, fix, file=file, line=visible.line, key=VISIBLE_GPUS)
+
+
+def visible_gpus(visible: Variable | None) -> list[str] | None:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; None where it is not set, or not known."""
+    if visible is None or visible.value is None:
+        return None
+    return [_gpu(name) for name in visible.value.split(",") if name.strip()]
+
+
+class Server(NamedTuple):
+    """A program that a script starts, with its ranks and the GPU, where they are known."""
+
+    program: Program
+    num_ranks: int | None
+    gpu: Gpu | None
+
+
+def shared_gpus(servers: Sequence[Server], file: str) -> Iterator[Finding]:
+    """Find servers of one script that run at the same time on the same GPUs of its machine."""
+    here = [server for server in servers if not _names(server.program) & _ELSEWHERE]
+    for later, earlier in permutations(here, 2):
+        first, second = _gpus_of(earlier), _gpus_of(later)
+        shared = [gpu for gpu in second if gpu in first]
+        if shared and later.program.beside.intersection(earlier.program.numbers):
+            message = f"GPU {', '.join(shared)} is taken by the server of line {earlier.program.line} too"
+            fix = f"give each server GPUs of its own, by {VISIBLE_GPUS}=... before its command"
+            line = later.program.line
+            yield codes.GPUS_SHARED.finding(message, fix, file=file, line=line, key=VISIBLE_GPUS)
+
+
+def _gpus_of(server: Server) -> list[str]:
+    """Return the GPUs that a server takes: of those that it sees, the first ones."""
+    visible, shown = server.program.visible_gpus, visible_gpus(server.program.visible_gpus)
+    if server.num_ranks is None or (visible is not None and shown is None):
+        return []
+    return (shown if shown is not None else [str(gpu) for gpu in range(server.num_ranks)])[: server.num_ranks]
+
+
+def _names(program: Program) -> set[str]:
+    return {base_name(word.text) for start in program.starts for word in start}
+
+
+class _Launch(NamedTuple):
+    """What starts the processes of a program, by one command of the script."""
+
+    tool: Word | None
+    """mpirun or srun; None where nothing does."""
+    processes: int | None
+    """ None where that is not known."""
+    num_nodes: int | None
+    has_launcher: bool
+
+
+def _launch(start: Sequence[Word], batch: Sequence[str]) -> _Launch:
+    """Read the words before a program.
+
+    :param batch: the options that the batch script gives to Slurm.
+    """
+    at = max((place for place, word in enumerate(start) if base_name(word.text) in _TOOLS), default=None)
+    has_launcher = any(base_name(word.text) == LAUNCHER for word in start)
+    if at is None:
+        # A batch script runs once, on the first of its nodes. Any other may be started by srun or mpirun itself.
+        is_alone = bool(batch) and all(word.is_known for word in start)
+        return _Launch(None, 1 if is_alone else None, None, has_launcher)
+    words = [word.text if word.is_known else _UNKNOWN for word in start[at + 1 :]]
+    if base_name(start[at].text) != "srun":
+        hosts = _number(words, ("-H", "-host", "--host", "-hostfile", "--hostfile", "-N", "--npernode"))
+        processes = _int(_number(words, ("-n", "-np", "--np", "-c", "--n")))
+        return _Launch(start[at], processes, 1 if hosts == "" else None, has_launcher)
+    nodes = _number(words, _NODES) or _number(batch, _NODES) or "1"
+    tasks, per_node = _number(words, _TASKS), _number(words, _PER_NODE)
+    if tasks == "" and per_node == "":
+        tasks, per_node = _number(batch, _TASKS), _number(batch, _PER_NODE)
+    known, each = _int(nodes), _int(per_node)
+    count = _int(tasks) if tasks else each * known if each is not None and known is not None else None
+    return _Launch(start[at], known if tasks == per_node == "" else count, known, has_launcher)
+
+
+def _number(words: Sequence[str], names: Sequence[str]) -> str:
+    """Return the value of an option with one of these names; an empty string where it is not given."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else following
+        short = next((one for one in names if len(one) == 2 and word.startswith(one) and word[2:].isdecimal()), None)
+        if short is not None:
+            return word[2:]
+    return ""
+
+
+def _int(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 8 else None
+
+
+def started_ranks(
+    program: Program, num_ranks: int, gpu: Gpu | None, batch: Sequence[str], *, file: str
+) -> Iterator[Finding]:
+    """Compare the processes that are started for a program of TensorRT-LLM with its ranks.
+
+    :param batch: the options that the batch script gives to Slurm.
+    """
+    for start in program.starts:
+        tool, count, num_nodes, has_launcher = _launch(start, batch)
+        name = "the batch script" if tool is None else base_name(tool.text)
+        each = -(-count // num_nodes) if count is not None and num_nodes else 1
+        if has_launcher and count is not None and count != num_ranks:
+            message = f"{name} starts {count} processes for {num_ranks} ranks ({TRTLLM_RANKS})"
+            option = "--ntasks" if tool is None or name == "srun" else "-n"
+            program_of = "srun --mpi=pmix" if tool is None else name
+            fix = f"start as many as there are ranks: {program_of} {option} {num_ranks}, or make {TRTLLM_RANKS} {count}"
+        elif tool is not None and not has_launcher and each > 1:
+            message = f"{name} starts {count} servers of {num_ranks} ranks each, because each process is one by itself"
+            fix = f"write {LAUNCHER} before {program.name}, and start {num_ranks} processes"
+        elif tool is None and not has_launcher and gpu is not None and num_ranks > gpu.gpus_per_node:
+            if any(word.is_open for word in start):
+                continue
+            nodes = f"more than one node of {gpu.gpus_per_node} GPUs"
+            message = f"nothing starts the {num_ranks} ranks ({TRTLLM_RANKS}) on {nodes}"
+            fix = (
+                f"write srun --mpi=pmix --ntasks {num_ranks} {LAUNCHER} before {program.name}, or mpirun -n {num_ranks}"
+            )
+        else:
+            continue
+        line = program.line if tool is None else tool.line
+        yield codes.WRONG_RANKS.finding(message, fix, file=file, line=line, key=None)
+
+
+def repeated_servers(program: Program, batch: Sequence[str], *, file: str) -> Iterator[Finding]:
+    """Find a `vllm serve` that is started more than once on a node. It starts its ranks itself."""
+    for start in program.starts:
+        tool, count, num_nodes, _ = _launch(start, batch)
+        is_same = all(word.is_known for word in (*start, *program.words)) and program.visible_gpus is None
+        if tool is not None and count is not None and num_nodes and count > num_nodes and is_same:
+            message = (
+                f"{base_name(tool.text)} starts {count} servers on {num_nodes} nodes, and each starts its ranks itself"
+            )
+            fix = "start one process for each node"
+            yield codes.WRONG_RANKS.finding(message, fix, file=file, line=tool.line, key=None)
 
 
 def check_kinds(config: ModelConfig, wanted: str) -> Iterator[Finding]:

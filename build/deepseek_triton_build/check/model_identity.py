@@ -29,7 +29,7 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
-from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, load_release
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, containers, load_release
 from deepseek_triton_build.data.vllm import (
     DEFAULT_VLLM,
     VLLM_VERSIONS,
@@ -131,6 +131,25 @@ def find_vllm(
     fix = f"check against one of {', '.join(VLLM_VERSIONS)} with --vllm; {nearest} is the nearest"
     finding = codes.BAD_RECORD.finding(message, fix, file=known_from)
     return load_vllm(nearest), f"the nearest to {safe_name(version)}", [finding]
+
+
+def release_of_image(image: tuple[str, str] | None) -> str | None:
+    """Return the TensorRT-LLM in a container; None where that is not known.
+
+    :param image: the container and the tag of its image.
+    """
+    name, tag = image or ("", "")
+    if name == "tritonserver" and "trtllm" in tag and tag[:5] in containers():
+        return containers()[tag[:5]].trtllm
+    return tag if name == "tensorrt-llm/release" and tag[:1].isdecimal() else None
+
+
+def vllm_of_image(image: tuple[str, str] | None) -> str | None:
+    """Return the vLLM in a container, as release_of_image does."""
+    name, tag = image or ("", "")
+    if name == "tritonserver" and "vllm" in tag:
+        return vllm_containers().get(tag[:5])
+    return tag if name == "vllm-openai" and tag[:1].isdecimal() else None
 
 
 def find_checkpoint_folder(model: str, version_dir: Path, model_root: Path | None) -> Path | None:

@@ -54,6 +54,7 @@ from deepseek_triton_build.check.schema import (
 )
 from deepseek_triton_build.check.scripts import (
     START_SCRIPT,
+    VISIBLE_GPUS,
     ShellScript,
     as_setting,
     read_script,
@@ -219,7 +220,8 @@ class _Model(ModelCheck):
             self.findings += check_gpus(config, num_ranks=ranks, num_gpus=gpus)
         if self.engine in (_TENSORRT_LLM, _VLLM) and self.script is not None and ranks is not None:
             way = VLLM_RANKS if self.engine == _VLLM else TRTLLM_RANKS
-            self.findings += hidden_gpus(self.script, ranks, self.known.gpu, way)
+            visible = self.script.variables.get(VISIBLE_GPUS)
+            self.findings += hidden_gpus(visible, ranks, self.known.gpu, way, file=self.script.file)
 
     def check_tensorrt_llm(self) -> None:
         """Check what TensorRT-LLM gets, and what an embedded engine gets that takes its place."""

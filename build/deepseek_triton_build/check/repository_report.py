@@ -20,7 +20,8 @@ from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
 from deepseek_triton_build.check.rule_findings import ModelCheck
 from deepseek_triton_build.check.schema import MODEL_YAML
-from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, Word, read_script
+from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, read_script
+from deepseek_triton_build.check.shell import Word, base_name
 from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.render.stamp import MANIFEST
 from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
@@ -58,8 +59,8 @@ class _Folder(NamedTuple):
 def check_repository(directory: Path, options: CheckOptions | None = None) -> Report:
     """Check what `directory` is: a model repository, a model's folder, what starts TensorRT-LLM's programs, or a pair.
 
-    A program's is a YAML file of LLM arguments, or a folder with such a file, a script or both. A pair is the folder of
-    context and generation servers, or the disagg_config.yaml that joins them.
+    A program's is a YAML file of LLM arguments, a script, or a folder with such a file, scripts or both. A pair is the
+    folder of context and generation servers, or the disagg_config.yaml that joins them.
 
     :raises NothingToCheckError: when it is none of these.
     :raises BuildError: when the options name an unknown release, variant or GPU, or a model_root that is no folder.
@@ -166,8 +167,8 @@ def _orchestrator_findings(config: Path, pair: ServerPair | None, options: Check
         ports=dict(_ports(config.parent)),
     )
     passed = _passed(words, _CONFIG) if is_started else None
-    if passed is not None and passed.rpartition("/")[2] != config.name:
-        message, fix = f"{SCRIPT_NAME} passes {passed} and not {config.name}", f'write -c "$here/{config.name}"'
+    if passed is not None and base_name(passed.text) != config.name:
+        message, fix = f"{SCRIPT_NAME} passes {passed.text} and not {config.name}", f'write -c "$here/{config.name}"'
         findings.append(codes.UNUSED_ARGUMENTS.finding(message, fix, file=SCRIPT_NAME))
     for rule, violation in orchestrator_violations(orchestrator):
         file, line = (SCRIPT_NAME, None) if violation.key is None else (config.name, document.line(violation.key))
@@ -175,12 +176,12 @@ def _orchestrator_findings(config: Path, pair: ServerPair | None, options: Check
     return findings
 
 
-def _passed(words: Sequence[Word], names: Sequence[str]) -> str | None:
+def _passed(words: Sequence[Word], names: Sequence[str]) -> Word | None:
     """Return what a script gives a flag; None without the flag."""
     for word, following in zip(words, [*words[1:], None], strict=True):
         name, equals, given = word.text.partition("=")
         if name in names:
-            return given if equals or following is None else following.text
+            return replace(word, text=given) if equals else following
     return None
 
 
@@ -190,14 +191,14 @@ def _ports(directory: Path) -> Iterator[tuple[str, str]]:
         path = directory / side / PROGRAM_SCRIPTS[0]
         script = read_script(path, path.name)[0] if os.path.isfile(path) else None
         passed = _passed(script.program.words, ("--port",)) if script is not None and script.program else None
-        if passed is not None and (port := Word(passed, 0).value) is not None:
-            yield side, port
+        if passed is not None and passed.value is not None:
+            yield side, passed.value
 
 
 def _seconds(words: Sequence[Word], names: Sequence[str]) -> int | None:
     """Return the value of a flag, or trtllm-serve's default; None when it depends on more than the script."""
     passed = _passed(words, names)
-    value = str(DEFAULT_TIMEOUT_S) if passed is None else Word(passed, 0).value
+    value = str(DEFAULT_TIMEOUT_S) if passed is None else passed.value
     return int(value) if value and value.isdecimal() else None
 
 
@@ -221,11 +222,8 @@ def _require_path(directory: Path) -> None:
         ) from error
     except OSError as error:
         raise NothingToCheckError(f"{directory}: can't be read: {error.strerror}; make it readable") from error
-    if directory.suffix == ".sh" and os.path.isfile(directory):
-        raise NothingToCheckError(
-            f"{directory}: expected a folder or a YAML file, found a script; name its folder, and call the script "
-            f"{START_SCRIPT} or {', '.join(PROGRAM_SCRIPTS)}"
-        )
+    if directory.name == START_SCRIPT and os.path.isfile(directory):
+        raise NothingToCheckError(f"{directory}: expected a folder, found the script in it; name its folder")
 
 
 def _models(directory: Path, *, may_be_none: bool) -> tuple[list[tuple[Path, str]], list[Finding]]:

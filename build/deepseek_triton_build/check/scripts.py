@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, read_text
 from deepseek_triton_build.check.script_lines import TOKEN, mended_lines, unquoted
+from deepseek_triton_build.check.shell import (
+    STARTING_NOTHING,
+    Command,
+    Variable,
+    Word,
+    Written,
+    base_name,
+    read_commands,
+)
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.known_variables import NEAR, known_variables, nearest_variable
 from deepseek_triton_build.data.vllm import VllmVersion
@@ -22,44 +32,39 @@ from deepseek_triton_build.text import edit_instruction, nearest_name, parse_yam
 START_SCRIPT = "start.sh"
 PROGRAM_SCRIPTS = ("serve.sh", "bench.sh", "eval.sh", "quickstart.sh")
 """The scripts of the other formats, each of which starts one program of TensorRT-LLM or of vLLM."""
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
 QUICKSTART = "quickstart_advanced.py"
 _PROGRAMS = ("trtllm-serve", "trtllm-bench", "trtllm-eval")
 VLLM, VLLM_BENCH = "vllm", "vllm bench"
 # The module that `python3 -m` runs instead of `vllm serve`.
-_VLLM_MODULE = "vllm.entrypoints.openai.api_server"
+_VLLM_MODULE, _VLLM_CLI = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"
 # Flags that name the checkpoint, the one that counts first.
 _MODEL_FLAGS = ("--model_path", "--model_dir", "--model")
+# Flags of trtllm-serve that not every release has, so that `build` writes none (commands/serve.py@00209af1).
+_NEWER_FLAGS = {
+    "--enable_chunked_prefill": "enable_chunked_prefill",
+    **dict.fromkeys(("--cluster_size", "--moe_cluster_parallel_size"), "moe_cluster_parallel_size"),
+    **dict.fromkeys(("--cp_size", "--context_parallel_size"), "context_parallel_size"),
+}
+# Arguments of programs of TensorRT-LLM that do not start an engine of their own.
+_OTHER_VERBS = ("disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve", "prepare-dataset", "prepare_dataset")
+_MODULES = {f"tensorrt_llm.commands.{name.partition('-')[2]}": name for name in _PROGRAMS}
+# Options whose value is a name, which may be that of a program.
+_NAMING = ("--name", "--job-name", "-J", "--container-name", "--hostname", "--network", "-t", "--tag")
+# An image whose entry point is `vllm serve`, and the options that give a container's variables.
+_VLLM_IMAGE = re.compile(r"(?:[\w.:-]+[/#])*vllm-openai(?:[:@].*)?")
+_CONTAINER_VARIABLE = ("-e", "--env", "-x")
+_IMAGE = re.compile(r"(?:[\w.:-]+[/#])?[\w./-]*?(tensorrt-llm/release|tritonserver|vllm-openai):v?([\w.-]+)")
+# What the script itself is started with, which is nothing unless the user says more.
+_OWN_ARGUMENTS = ("$@", "${@}", "$*")
 # The beginning of what is a flag's value and not another flag: `-1` is one.
 _VALUE = re.compile(r"[^-]|$|-\d")
 _SHORT_FLAG = re.compile(r"-[a-zA-Z]+(\.[\w.]+)?(=.*)?", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
-_DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}", re.DOTALL)
 _BASH_LINE = re.compile(r"line (\d+): (.*)")
+_BATCH_OPTION = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _MOST_SECONDS = 10
-
-
-@dataclass(frozen=True)
-class Word:
-    """One word of a command, without its quotes."""
-
-    text: str
-    line: int
-
-    @property
-    def value(self) -> str | None:
-        """The text, or the default in "${NAME:-default}"; None when it depends on more than the script."""
-        default = _DEFAULT.fullmatch(self.text)
-        text = default[1] if default else self.text
-        return None if "$" in text or "`" in text else text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variable:
-    """A variable that a script exports."""
-
-    value: str | None
-    """None when it depends on more than the script."""
-    line: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +80,12 @@ class CommandFlag:
 class ShellScript:
     file: str
     text: str
+    folder: Path | None = None
+    """Where the files lie that it reads commands from."""
 
     @cached_property
     def commands(self) -> Sequence[Sequence[Word]]:
-        """The words of each command."""
+        """The words of each command, which are not expanded."""
         # Expansions with quotes inside quotes are not followed, which no script needs for its variables and flags.
         commands: list[list[Word]] = [[]]
         line, read = 1, 0
@@ -92,50 +99,46 @@ class ShellScript:
         return [command for command in commands if command]
 
     @cached_property
+    def _started(self) -> tuple[Sequence[Command], Mapping[str, Variable]]:
+        return read_commands(self.text, self.folder)
+
+    @property
     def variables(self) -> Mapping[str, Variable]:
         """The variables that the script exports, or gives to a command."""
-        found: dict[str, Variable] = {}
-        for command in self.commands:
-            assigned = [match for word in command if (match := _ASSIGNMENT.fullmatch(word.text)) is not None]
-            # `NAME=value program` gives the variable to that program alone; `NAME=value` by itself to none.
-            leading = len(assigned) < len(command) and _ASSIGNMENT.fullmatch(command[0].text) is not None
-            if not leading and command[0].text not in ("export", "env"):
-                continue  # an assignment alone, which no program sees, or none at all
-            for word in command:
-                if (match := _ASSIGNMENT.fullmatch(word.text)) is not None:
-                    found.setdefault(match[1], Variable(value=Word(match[2], word.line).value, line=word.line))
-        return found
+        return self._started[1]
 
     @property
     def known_values(self) -> dict[str, str]:
         """The exported variables whose values the script alone decides."""
         return {name: variable.value for name, variable in self.variables.items() if variable.value is not None}
 
-    @cached_property
-    def program(self) -> Program | None:
-        """The program of TensorRT-LLM or of vLLM that the script starts; None when it starts none.
+    @property
+    def batch_options(self) -> Sequence[str]:
+        """The options that a batch script gives to Slurm."""
+        lines = (line.partition(" #")[0].split() for line in _BATCH_OPTION.findall(self.text))
+        return [option for options in lines for option in options]
 
-        It is the last one that is named: the lines above may look for it, or print a command for the user.
+    @cached_property
+    def programs(self) -> Sequence[Program]:
+        """The programs of TensorRT-LLM and of vLLM that the script may start, in order.
+
+        One that different branches start in other ways stands here once.
         """
-        for command in reversed(self.commands):
-            for position, word in enumerate(command):
-                name = word.text.rpartition("/")[2]
-                words = [Word(self._assigned.get(word.text, word.text), word.line) for word in command[position + 1 :]]
-                if name in _PROGRAMS or name in (QUICKSTART, "$quickstart"):
-                    return Program(name=name if name in _PROGRAMS else QUICKSTART, words=words)
-                verb = words[0].text if name == VLLM and words else ""
-                if name == _VLLM_MODULE or verb in ("serve", "bench"):
-                    return Program(name=VLLM_BENCH if verb == "bench" else VLLM, words=words)
-        return None
+        found: dict[object, Program] = {}
+        for number, command in enumerate(self._started[0]):
+            program = _program(command, number)
+            if program is None:
+                continue
+            earlier = found.setdefault((program.name, tuple(program.words), program.visible_gpus), program)
+            if earlier is not program:
+                earlier.starts.extend(program.starts)
+                earlier.numbers.extend(program.numbers)
+        return list(found.values())
 
-    @cached_property
-    def _assigned(self) -> Mapping[str, str]:
-        """$NAME -> the text that the script gives it first."""
-        found: dict[str, str] = {}
-        for command in self.commands:
-            if len(command) == 1 and (match := _ASSIGNMENT.fullmatch(command[0].text)) is not None:
-                found.setdefault(f"${match[1]}", match[2])
-        return found
+    @property
+    def program(self) -> Program | None:
+        """The last of the programs; None when it starts none."""
+        return self.programs[-1] if self.programs else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,38 +146,144 @@ class Program:
     """A command that starts a program of TensorRT-LLM or of vLLM."""
 
     name: str
+    line: int
     words: Sequence[Word]
     """The words after the program."""
+    starts: list[tuple[Word, ...]]
+    """The words before it, of the commands that start it too; one of each branch."""
+    environment: Mapping[str, Variable]
+    files: Mapping[str, Written]
+    numbers: list[int]
+    """The numbers of these commands among the script's."""
+    beside: frozenset[int]
+    """The numbers of commands that may still run when it is started."""
+
+    @property
+    def visible_gpus(self) -> Variable | None:
+        return self.environment.get(VISIBLE_GPUS)
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it runs a model by itself."""
+        return self.name != VLLM_BENCH and not any(word.text in _OTHER_VERBS for word in self.words)
+
+    @property
+    def image(self) -> tuple[str, str] | None:
+        """The container that it is started in, and the tag of its image, where a script names one that is known."""
+        return image_among([word.text for start in self.starts for word in start])
 
     @cached_property
     def flags(self) -> Sequence[CommandFlag]:
+        return self._read[0]
+
+    @property
+    def open_words(self) -> Sequence[Word]:
+        """The words that may stand for flags which nobody can see."""
+        return self._read[1]
+
+    @property
+    def hides_flags(self) -> bool:
+        """Whether the script gives it more flags than it says."""
+        return any(word.text not in _OWN_ARGUMENTS for word in self.open_words)
+
+    def flag(self, *names: str) -> Word | None:
+        """Return the first value of a flag of one of these names."""
+        return next((flag.values[0] for flag in self.flags if flag.name in names and flag.values), None)
+
+    @cached_property
+    def _read(self) -> tuple[list[CommandFlag], list[Word]]:
         found: list[CommandFlag] = []
+        unseen: list[Word] = []
         for word in self.words:
-            if word.text.startswith("--") or (self.name == VLLM and _SHORT_FLAG.fullmatch(word.text)):
+            last = found[-1] if found else None
+            is_flag = word.text.startswith("--") or (self.name == VLLM and _SHORT_FLAG.fullmatch(word.text))
+            is_list = word.is_open and ("[" in word.text or "@" in word.text)
+            if word.text.startswith("--$") or is_list or (word.is_open and (last is None or last.values)):
+                unseen.append(word)
+            elif is_flag:
                 name, equals, value = word.text.partition("=")
-                found.append(CommandFlag(name=name, values=(Word(value, word.line),) if equals else (), line=word.line))
-            elif found and _VALUE.match(word.text) and word.text != "$@" and "[@]" not in word.text:
-                last = found[-1]
-                found[-1] = CommandFlag(name=last.name, values=(*last.values, word), line=last.line)
-        return found
+                values = (replace(word, text=value),) if equals else ()
+                found.append(CommandFlag(name=name, values=values, line=word.line))
+            elif last is not None and _VALUE.match(word.text):
+                found[-1] = replace(last, values=(*last.values, word))
+        return found, unseen
 
     @cached_property
     def meanings(self) -> Mapping[str, tuple[str, Any]]:
         """Flag -> the key that it sets, and the value that it stands for; None where the value follows the flag."""
         if self.name == QUICKSTART:
             return trtllm_commands.flag_meanings()
-        return {flag: (key, None) for flag, key in spelling.keys_of_flags(self.name).items()}
+        keys = spelling.keys_of_flags(self.name) | (_NEWER_FLAGS if self.name == _PROGRAMS[0] else {})
+        return {flag: (key, None) for flag, key in keys.items()}
 
     @property
     def model(self) -> str | None:
         """The checkpoint that the program is started with."""
         given = {flag.name: flag.values[0].value for flag in self.flags if flag.values}
         named = next((given[name] for name in _MODEL_FLAGS if name in given), None)
-        first = next((word for word in self.words if word.text != "serve"), None)
+        first = self.words[0] if self.words else None
         is_positional = self.name in ("trtllm-serve", VLLM)
         if named is None and is_positional and first is not None and not first.text.startswith("-"):
             return first.value
         return named
+
+
+def image_among(words: Sequence[str]) -> tuple[str, str] | None:
+    """Return the container and the tag of the first image among the words, where it is one that is known."""
+    found = (_IMAGE.fullmatch(word.rpartition("=")[2]) for word in words)
+    return next(((match[1], match[2]) for match in found if match is not None), None)
+
+
+def _program(command: Command, number: int) -> Program | None:
+    """Return the program of TensorRT-LLM or of vLLM that a command starts."""
+    words = command.words
+    if base_name(words[0].text) in STARTING_NOTHING:
+        return None
+    for position, word in enumerate(words):
+        rest = words[position + 1 :]
+        name = _program_name(word.text, rest, words[position - 1].text if position else "")
+        if name is None:
+            continue
+        start = (*command.before, *words[: position + 1])
+        given = [match for before, word in pairwise(start) if (match := _container_variable(before.text, word))]
+        environment = {**command.environment, **dict(given)}
+        is_verb = bool(rest) and rest[0].text == "serve" and name in (VLLM, "trtllm-serve")
+        return Program(
+            name=name,
+            line=word.line,
+            words=rest[1:] if is_verb else rest,
+            starts=[start],
+            environment=environment,
+            files=command.files,
+            numbers=[number],
+            beside=command.beside,
+        )
+    return None
+
+
+def _program_name(text: str, rest: Sequence[Word], before: str) -> str | None:
+    """Return the program that a word of a command names; None when it names none."""
+    name, verb = base_name(text), rest[0].text if rest else ""
+    if before in _NAMING or base_name(verb) in ("bash", "sh", *_PROGRAMS, VLLM, "python3", "python"):
+        return None
+    if name in _PROGRAMS or name in _MODULES:
+        return _MODULES.get(name, name)
+    if name in (QUICKSTART, "$quickstart"):
+        return QUICKSTART
+    if name in (VLLM, _VLLM_CLI) and verb in ("serve", "bench"):
+        return VLLM_BENCH if verb == "bench" else VLLM
+    return VLLM if name == _VLLM_MODULE or (_VLLM_IMAGE.fullmatch(text) and rest) else None
+
+
+def _container_variable(option: str, word: Word) -> tuple[str, Variable] | None:
+    """Return the variable that an option of docker or mpirun gives to what is started."""
+    text = word.text if option in _CONTAINER_VARIABLE else ""
+    if word.text.startswith("--env="):
+        text = word.text.removeprefix("--env=")
+    match = _ASSIGNMENT.fullmatch(text)
+    if match is None:
+        return None
+    return match[1], Variable(value=match[2] if word.is_known else None, line=word.line)
 
 
 def read_script(path: Path, file: str) -> tuple[ShellScript | None, list[Finding]]:
@@ -183,7 +292,7 @@ def read_script(path: Path, file: str) -> tuple[ShellScript | None, list[Finding
     if isinstance(text, Finding):
         return None, [text]
     text, findings = mended_lines(text, file)
-    return ShellScript(file=file, text=text), findings + _syntax_problems(text, file)
+    return ShellScript(file=file, text=text, folder=path.parent), findings + _syntax_problems(text, file)
 
 
 def typed(words: Sequence[Word], spelled: str) -> Any:

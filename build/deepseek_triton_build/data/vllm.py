@@ -102,6 +102,10 @@ class VllmVersion:
         section, _, name = key.rpartition(".")
         return (self.sections.get(section, {}) if section else self.arguments).get(name)
 
+    def keys(self) -> list[str]:
+        """Return every argument as a dotted path, each section before the keys in it."""
+        return [*self.arguments, *(f"{name}.{key}" for name, keys in self.sections.items() for key in keys)]
+
     def is_before(self, version: str) -> bool:
         """Tell whether this version is older than `version`, compared by number: 0.9 is before 0.10."""
         return _numbers(self.version) < _numbers(version)
