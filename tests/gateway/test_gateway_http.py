@@ -293,7 +293,9 @@ def test_a_silent_stream_has_comments(triton, path):
                 assert any("Hello" in line for line in lines)
                 assert lines[-1] == "data: [DONE]" or path == RESPONSE
             else:
-                assert "error" in json.loads(lines[-1].removeprefix("data: "))
+                last = json.loads(lines[-1].removeprefix("data: "))
+                assert last["error"]["type"] == "invalid_request_error"
+                assert (last.get("type") == "error") == (path == RESPONSE) == ("event: error" in lines)
 
 
 @pytest.mark.slow

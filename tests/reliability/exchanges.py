@@ -237,6 +237,8 @@ def _take_response_event(record: Record, event: Mapping[str, Any]) -> None:
     """Add an event of the Responses API. The last one has the whole answer, which must be what the deltas said."""
     record.responses += 1
     kind = event["type"]
+    if kind == "error":
+        record.errors.append(event["message"])
     if kind == "response.output_text.delta":
         record.texts[0] = record.texts.get(0, "") + event["delta"]
     if "response" not in event:

@@ -150,7 +150,7 @@ class ApiExchange:
         """Tell the error: as the response, or as the last event of a stream that has begun."""
         self.record.error_code = error.code or error.kind
         if self.begun:
-            await self.end_stream(b"data: %b\n\n" % error.body())
+            await self.end_stream(error.event(is_typed=self.record.route == "/v1/responses"))
             return
         headers = list(error.headers)
         if error.retry_after_s is not None:

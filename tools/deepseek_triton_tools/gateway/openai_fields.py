@@ -45,9 +45,20 @@ class OpenAIError(Exception):
         self.headers = headers
 
     def body(self) -> bytes:
-        """The JSON of the response, and of the one event that tells a stream that it failed."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        """The JSON of the response."""
+        return msgspec.json.encode({"error": self._document()})
+
+    def event(self, *, is_typed: bool) -> bytes:
+        """The one event of a stream that failed before its first. is_typed: as the Responses API has events."""
+        if not is_typed:
+            return b"data: %b\n\n" % self.body()
+        document = self._document()
+        # OpenAI's clients raise what they find under "error", others go by the type.
+        typed = {**document, "type": "error", "sequence_number": 0, "error": document}
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(typed)
+
+    def _document(self) -> dict[str, str | None]:
+        return {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
 
 
 def invalid(message: str, *, param: str | None = None, code: str | None = None) -> OpenAIError:
