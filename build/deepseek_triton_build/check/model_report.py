@@ -243,7 +243,7 @@ class _Model(ModelCheck):
         self.findings += arguments.findings
         self.findings += check_triton_config(document, release.find_key, is_ours=self.is_ours)
         self.find_model(document)
-        self.num_ranks = _num_ranks(document, arguments.settings)
+        self.num_ranks = _num_ranks(document, {**arguments.meant, **arguments.settings})
         if is_embedded:
             return
         self.findings += unsure
@@ -252,6 +252,7 @@ class _Model(ModelCheck):
         settings = self.keep(canonical_settings(arguments, release, self.version_dir, self.in_version))
         self.deployment = Deployment(
             settings=settings,
+            unknown=frozenset(arguments.unknown),
             release=release,
             triton=flattened(self.triton),
             environment=self.environment(self.script, document, release),

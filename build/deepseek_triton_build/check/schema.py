@@ -48,7 +48,7 @@ class CheckedArguments:
     places: dict[str, str] = field(default_factory=dict)
     """Key of `meant` -> the key in the file."""
     unknown: set[str] = field(default_factory=set)
-    """Arguments of vLLM whose values are wrong."""
+    """Arguments whose values are wrong: of TensorRT-LLM under 1.2.1's keys."""
     findings: list[Finding] = field(default_factory=list)
     """Findings about everything that is not in `settings`."""
 
@@ -86,12 +86,20 @@ class _SchemaWalk:
     checked: CheckedArguments = field(default_factory=CheckedArguments)
 
     def check_section(self, values: Mapping[Any, Any], classes: list[LlmClass], prefix: str) -> None:
+        too_deep: tuple[str, list[LlmClass]] | None = None
         for key, value in values.items():
             name = key_name(key)
             if not prefix and name in self.other_sections:
                 continue
             row = next((cls.fields[name] for cls in classes if name in cls.fields), None)
-            if row is None:
+            top = self.release.classes["TorchLlmArgs"].fields.get(name) if prefix and value is None else None
+            if row is None and top is not None and top.sections:
+                message = f"{name} stands under {prefix[:-1]}, and its own keys beside it"
+                self.add(codes.WRONG_KEY, prefix + name, message, "write it without an indent")
+                too_deep = f"{name}.", [self.release.classes[kind] for kind in top.sections]
+            elif row is None and too_deep is not None and any(name in cls.fields for cls in too_deep[1]):
+                self.check_section({key: value}, too_deep[1], too_deep[0])
+            elif row is None:
                 self.report_absent(prefix + name, name, value, classes)
             else:
                 self.check_value(prefix + name, value, row)
@@ -103,6 +111,7 @@ class _SchemaWalk:
         keys = [name for kind in row.sections for name in self.release.classes[kind].fields]
         if problem := value_problem(value, bounded_type(key, row.type), keys):
             self.add(problem.code, key, problem.message, problem.fix)
+            self.checked.unknown |= spelling.canonical({key: value}, self.release.version).keys()
         else:
             self.checked.settings[key] = value
 
@@ -115,22 +124,34 @@ class _SchemaWalk:
             return
         rows = (entry["fields"].get(row.name, {}) for entry in self.release.record["classes"].values())
         kinds: Mapping[str, str] = next((entry["class_by"]["classes"] for entry in rows if "class_by" in entry), {})
-        chosen, chooser = value.get(row.discriminator), f"{key}.{row.discriminator}"
+        chooser = f"{key}.{row.discriminator}"
+        near = (
+            None
+            if row.discriminator in value
+            else nearest_name(row.discriminator, [name for name in value if isinstance(name, str)])
+        )
+        if near is not None:
+            fix = f"did you mean {row.discriminator}, under {key}?"
+            self.add(codes.WRONG_KEY, f"{key}.{near}", f"{near} is not a key of {key}; it would stop the load", fix)
+        chosen = value.get(row.discriminator if near is None else near)
         if not isinstance(chosen, str):
+            self.checked.unknown.add(chooser)
             expected = f"expected {row.discriminator}, which names the kind of section, found {short_repr(chosen)}"
             self.add(codes.WRONG_CHOICE, chooser, expected, edit_instruction({chooser: next(iter(kinds))}))
             return
-        self.checked.settings[chooser] = chosen
+        likely = nearest_name(chosen, kinds)
+        if chosen not in kinds and likely is not None:
+            message = f"expected {', '.join(kinds)} or another kind, found {short_repr(chosen)}"
+            self.add(codes.WRONG_CHOICE, chooser, message, f"did you mean {likely}?")
+            chosen = likely
         if chosen not in kinds:
-            if near := nearest_name(chosen, kinds):
-                message = f"expected {', '.join(kinds)} or another kind, found {short_repr(chosen)}"
-                self.add(codes.WRONG_CHOICE, chooser, message, f"did you mean {near}?")
-                return
+            self.checked.unknown.add(chooser)
             fix = f"nothing, if it is meant; recorded kinds: {', '.join(kinds)}"
             message = f"{short_repr(chosen)} is not recorded here, so its keys are not checked"
             self.add(codes.NOT_LOOKED_INTO, chooser, message, fix)
             return
-        below = {name: entry for name, entry in value.items() if name != row.discriminator}
+        self.checked.settings[chooser] = chosen
+        below = {name: entry for name, entry in value.items() if name not in (row.discriminator, near)}
         self.check_section(below, [classes[kinds[chosen]]], f"{key}.")
 
     def report_absent(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
@@ -165,6 +186,8 @@ class _SchemaWalk:
             near = nearest_name(name, known)
             meant = near and f"did you mean {near}{f', under {prefix}' if prefix else ''}?"
             fix = self.right_section(name) or _found_elsewhere(key, is_settled) or meant
+            if fix == meant and near is not None:
+                self.keep_meant(key, f"{prefix}.{near}".lstrip("."), value)
         if not is_settled:
             message = f"{name} is not known to be a key of {where} {self.release.version}"
             self.add(codes.UNKNOWN_KEY, key, message, fix or "look it up in the release's documentation")
@@ -174,6 +197,13 @@ class _SchemaWalk:
         else:
             message = f"{name} is not a key of {where} {self.release.version}; it would stop the load"
             self.add(codes.WRONG_KEY, key, message, fix or "remove it")
+
+    def keep_meant(self, key: str, meant: str, value: Any) -> None:
+        """Let `key` count as the argument `meant`, so that nothing is told of that one's default."""
+        flat = spelling.flattened({meant: value})
+        ours = spelling.canonical(flat, self.release.version)
+        self.checked.meant |= ours
+        self.checked.places |= dict.fromkeys(ours, key)
 
     def right_section(self, name: str) -> str | None:
         """Return a fix that names the sections of the release that have the key; None where none or many do."""
