@@ -6,6 +6,7 @@ DP+EP. A test holds the arithmetic to these figures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 
@@ -51,6 +52,7 @@ def vllm_budget(
     num_draft_tokens: int = 0,
     mtp: bool = False,
     cuda_graphs: bool = True,
+    mla: bool = True,
 ) -> Budget:
     """Return how a rank's memory is used. A negative KV cache means that it doesn't fit.
 
@@ -59,12 +61,14 @@ def vllm_budget(
     :param num_draft_tokens: tokens that are drafted a step, by any method.
     :param mtp: whether the checkpoint's MTP layer drafts, which vLLM loads then. Another method's own weights are not
         counted.
+    :param mla: False where VLLM_MLA_DISABLE makes it ordinary attention, whose KV cache holds keys and values of each
+        head, as wide as the keys (vLLM vllm/model_executor/models/deepseek_v2.py, DeepseekV2Attention).
     """
     a = architecture
     heads = _heads(a, layout)
     held = weight_bytes_per_gpu(a, checkpoint, layout, mtp=mtp)
     # MLA's decode uses kv_b_proj in 16 bits: a copy, but of weights that have 16 bits a view.
-    if checkpoint.precision in ("fp8", "w4a8"):
+    if mla and checkpoint.precision in ("fp8", "w4a8"):
         held += int(a.num_layers * heads * (a.qk_nope_head_dim + a.v_head_dim) * a.kv_lora_rank * 2)
     graphs = 0
     if cuda_graphs:
@@ -72,12 +76,22 @@ def vllm_budget(
         graphs = shared + len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES
     # The queries, a copy with the rotated part, and the output.
     attention = int(max_num_batched_tokens * heads * (2 * (a.qk_nope_head_dim + a.qk_rope_head_dim) + a.v_head_dim) * 2)
-    up_projected = int(_CONTEXT_TOKENS * heads * (a.qk_nope_head_dim + a.v_head_dim) * 2)
+    up_projected = mla * int(_CONTEXT_TOKENS * heads * (a.qk_nope_head_dim + a.v_head_dim) * 2)
     # Each token goes to several experts, of which vLLM keeps input, gate and up in 16 bits. Under data parallelism the
     # experts get the tokens of every rank, in one piece (vllm/model_executor/layers/fused_moe/modular_kernel.py).
     each = a.num_experts_per_token * (a.hidden_size + 2 * a.moe_intermediate_size) * 2
     experts = each * _EXPERT_COPIES.get(checkpoint.precision, 1) * max_num_batched_tokens * layout.attention_dp_size
     activations = attention + up_projected + experts
+    kv_bytes = kv_bytes_per_token(
+        a,
+        kv_dtype,
+        mtp_layers=int(mtp),  # vLLM runs the checkpoint's one layer again for each draft token
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+    )
+    if not mla:
+        # MLA's latent of one layer -> keys and values of this rank's heads.
+        of_heads = 2 * math.ceil(heads) * (a.qk_nope_head_dim + a.qk_rope_head_dim)
+        kv_bytes = kv_bytes // (a.kv_lora_rank + a.qk_rope_head_dim) * of_heads
     share = int((gpu.memory - _DRIVER_BYTES) * gpu_memory_utilization)
     return Budget(
         memory=gpu.memory,
@@ -87,12 +101,7 @@ def vllm_budget(
         activations=activations,
         sampler=0,
         kv_cache=share - held - CONTEXT_BYTES - graphs - activations,
-        kv_bytes_per_token=kv_bytes_per_token(
-            a,
-            kv_dtype,
-            mtp_layers=int(mtp),  # vLLM runs the checkpoint's one layer again for each draft token
-            pipeline_parallel_size=layout.pipeline_parallel_size,
-        ),
+        kv_bytes_per_token=kv_bytes,
         attention_dp_size=layout.attention_dp_size,
     )
 

@@ -16,7 +16,7 @@ from deepseek_triton_build.check.scripts import VISIBLE_GPUS, Program
 from deepseek_triton_build.check.shell import Variable, Word, base_name
 from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.rules.finding import Code, Finding
-from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
+from deepseek_triton_build.rules.rule import MLA_OFF, Deployment, UnknownFactError, Violation, VllmDeployment
 from deepseek_triton_build.text import short_repr
 
 PARAMETER = "gpu_device_ids"
@@ -331,6 +331,8 @@ def vllm_memory_problems(deployment: VllmDeployment) -> Iterator[tuple[Code, Vio
                 f"less than max_model_len {longest:,}"
             )
             fix = "lower max_model_len or max_num_batched_tokens, raise gpu_memory_utilization, or take more GPUs"
+            if deployment.has_mla_off:
+                fix = f"remove {MLA_OFF}: without MLA a token takes {budget.kv_bytes_per_token:,} bytes of a GPU"
             yield codes.NO_ROOM_FOR_CACHE, Violation(key="max_model_len", message=message, fix=fix)
 
 

@@ -290,6 +290,7 @@ class _Model(ModelCheck):
             unknown=frozenset(arguments.unknown),
             vllm=version,
             triton=flattened(self.triton),
+            environment={} if self.script is None else self.script.known_values,
             **self.known.facts,
         )
         self.check_on_vllm(deployment, document.place, facts)

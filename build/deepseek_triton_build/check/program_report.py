@@ -210,7 +210,7 @@ class _ProgramCheck(ModelCheck):
         if self.script is not None and self.program is None:
             self.unchecked.append(f"the flags in {self.name}, because it starts no program that is known here")
         document = self.document()
-        file = self.name if self.name and (document is None or document.file == self.name) else self.yaml.name
+        file = (self.name or self.yaml.name) if document is None else document.file
         in_image = release_of_image(self.image)
         release, self.version_from, unsure = find_release(
             self.options, in_image or recorded.release, self.stamp, record_file=self.record_file(in_image), file=file
@@ -416,7 +416,11 @@ class _ServeCheck(_ProgramCheck):
         facts = self.checkpoint(model, self.name, None, has_tokenizer=has_tokenizer, for_vllm=True)
         self.check_vllm_ranks(flags)
         deployment = VllmDeployment(
-            settings=flags.settings, unknown=frozenset(flags.unknown), vllm=version, **self.known.facts
+            settings=flags.settings,
+            unknown=frozenset(flags.unknown),
+            vllm=version,
+            environment=script.known_values,
+            **self.known.facts,
         )
 
         def place(key: str | None) -> Place:

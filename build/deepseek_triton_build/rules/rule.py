@@ -54,6 +54,7 @@ class AnyDeployment(ABC):
     gpu: Gpu | None = None
     triton: Mapping[str, Any] = field(default_factory=dict)
     """The settings under triton_config, as dotted paths."""
+    environment: Mapping[str, str] = field(default_factory=dict)
     isl: int | None = None
     """Input length in tokens that the deployment is made for."""
     concurrency: int | None = None
@@ -114,7 +115,6 @@ class Deployment(AnyDeployment):
     """LLM arguments of TensorRT-LLM, under CANONICAL_RELEASE's keys."""
 
     release: Release | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
     takes_over: bool = False
     """Whether it is known to be a generation server, to which other servers hand over the prompts' KV cache."""
     assumed_isl: int | None = None
@@ -271,6 +271,8 @@ def _canonical_field(key: str) -> Field | None:
     return load_release(CANONICAL_RELEASE).find_key(key)
 
 
+MLA_OFF = "VLLM_MLA_DISABLE"
+"""vLLM's variable, 0 or 1 (vllm/envs.py)."""
 MTP_METHODS = ("mtp", "deepseek_mtp")
 """Values of speculative_config.method for the checkpoint's own MTP layer; the second is the older name."""
 
@@ -317,6 +319,11 @@ class VllmDeployment(AnyDeployment):
         return None if longest == -1 else longest
 
     @property
+    def has_mla_off(self) -> bool:
+        """Whether the environment turns MLA off; sparse attention has nothing else."""
+        return not self.is_sparse and self.environment.get(MLA_OFF, "0").strip() not in ("", "0")
+
+    @property
     def attention_backend(self) -> str:
         """The attention backend in capitals, as vLLM takes any case; empty where vLLM chooses."""
         return str(self.get("attention_backend") or self.get("attention_config.backend") or "").upper()
@@ -349,4 +356,5 @@ class VllmDeployment(AnyDeployment):
             num_draft_tokens=self.num_draft_tokens,
             mtp=self.has_mtp,
             cuda_graphs=not self.get("enforce_eager"),
+            mla=not self.has_mla_off,
         )
