@@ -62,6 +62,45 @@ def test_the_links_of_a_page_lead_somewhere():
     assert wrong == []
 
 
+LEFT_OVER = re.compile(
+    r"\b(?:TODO|FIXME|XXX|TBD|WIP)\b|\b(?i:lorem ipsum|to be (?:written|decided))\b|^(?:<{7}|={7}$|>{7})"
+    r"|[(\[](?i:delete|remove|rewrite|move|check|explain|add)\b[^)\]\n]{0,60}[)\]](?!\()",
+    re.MULTILINE,
+)
+DOUBLED = re.compile(r"(?<![\w`.-])([A-Za-z])([a-z]+)\s+(?i:\1)\2(?![\w`-])")
+
+
+def leftovers(text):
+    """What was left of the writing of a page: notes to its author, sections without a text, rows of a table with
+    fewer or more cells than its head, and words that stand twice."""
+    prose = re.sub(r"^( *)(```|~~~).*?^\1\2$", "`", text, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "`", prose, flags=re.DOTALL)
+    found = [match[0] for match in LEFT_OVER.finditer(prose)]
+    found += [match[0] for line in re.split(r"\n\s*\n|\|", prose) for match in DOUBLED.finditer(line)]
+    heads = [*re.finditer(r"^(#+) .*$", prose, re.MULTILINE)]
+    for head, following in itertools.zip_longest(heads, heads[1:]):
+        within = prose[head.end() : following.start() if following else None]
+        if not within.strip() and not (following and len(following[1]) > len(head[1])):
+            found.append(head[0])
+    for table in re.findall(r"(?:^ *\|.*\n)+", prose + "\n", re.MULTILINE):
+        rows = [re.split(r"(?<!\\)\|", row.strip().removeprefix("|").removesuffix("|")) for row in table.splitlines()]
+        found += ["|".join(row) for row in rows if len(row) != len(rows[0])]
+    return found
+
+
+def test_no_page_has_left_overs_of_its_writing():
+    written = {
+        "Fast (delete: explained in the table).": ["(delete: explained in the table)"],
+        "Soon: TODO. [Delete](a.md) it, `TODO`.": ["TODO"],
+        "```sh\n# TODO\n```\n": [],
+        "It is\nis so. Had `is` is.": ["is\nis"],
+        "# A\n\n## B\n\ntext\n\n## C\n\n# D\n": ["## C", "# D"],
+        "| a | b |\n| - | - |\n| `x|y` | c |\n| d |\n| e | |\n": [" d "],
+    }
+    assert {text: leftovers(text) for text in written} == written
+    assert {page: found for page in PAGES if (found := leftovers(read(page)))} == {}
+
+
 SHIPPED = [
     path
     for folder in ("build", "client", "tools", "model_repository")
