@@ -284,6 +284,7 @@ def test_what_other_servers_clients_send_for_nothing_is_accepted_by_every_engine
     for name in ("bad", "bad_words", "stop", "stop_words", "stop_token_ids"):
         with subtests.test(name):
             parse(in_json(**{name: []}), supported=lacking)
+            parse(in_json(**{name: ""}), supported=lacking)
     for fields in (VLLMS_PARAMS, TENSORRT_LLMS_PARAMS, {"seed": -1}, {"beam_width": 1, "return_log_probs": False}):
         with subtests.test(str(fields)):
             assert parse(in_json(**fields), supported=lacking) == parse()

@@ -80,7 +80,7 @@ def test_a_negative_seed_counts_from_2_to_the_64_down():
 
 
 def test_an_empty_list_is_not_sent():
-    assert SamplingParams(stop=[], bad=(), stop_token_ids=[]) == SamplingParams()
+    assert SamplingParams(stop=[], bad=(), stop_token_ids=[]) == SamplingParams(stop="", bad="") == SamplingParams()
 
 
 def test_merged_fields_win_and_none_takes_back():

@@ -178,9 +178,10 @@ class SamplingField:
         return self.name if self.plain else f"sampling_param_{self.name}"
 
     def normalized(self, value: Any) -> Any:
-        """Return `value` as plain Python objects, and lists as tuples; None for an empty list, which can't be sent."""
+        """Return `value` as plain Python objects, and lists as tuples; None for an empty list or text of a list,
+        which can't be sent."""
         if self.many:
-            elements = (value,) if isinstance(value, str) else value
+            elements = ((value,) if value else ()) if isinstance(value, str) else value
             if not isinstance(elements, Iterable) or isinstance(elements, (bytes, Mapping)):
                 raise InvalidRequest(f"{self.name}: expected a list, got {elements!r:.200}")
             return tuple(checked(self.name, self.datatype, element) for element in elements) or None

@@ -273,6 +273,8 @@ class FieldReader:
             "prompt_logprobs",
         ):  # no number of them, as OpenAI's chat has it
             return
+        if field.many and value == "":  # by itself; among others it is a mistake
+            value = ()
         into = self.settings if field.name in _SETTINGS else self.sampling
         if field.off is not None and value == field.off:
             into[field.name] = field.neutral  # also where it is None: the model's default must not count
