@@ -13,8 +13,7 @@ from typing import Any
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import read_json
-from deepseek_triton_build.check.stored_precision import stored_precisions
-from deepseek_triton_build.check.weights import INDEX, check_weights
+from deepseek_triton_build.check.weights import INDEX, check_weights, stored_precisions
 from deepseek_triton_build.data.catalog import (
     PRECISIONS,
     Architecture,

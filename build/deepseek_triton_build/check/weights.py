@@ -1,17 +1,20 @@
-"""The weight files of a checkpoint: which of them the engine reads, and whether they are all there and complete."""
+"""The weight files of a checkpoint: which of them the engine reads, whether they are all there and complete, and the
+precision in which they store the experts."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import NotAFileError, is_inside, open_file, read_json
-from deepseek_triton_build.check.safetensors import Header, HeaderError, PointerError, read_header
+from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, PointerError, read_header
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import first_names, safe_name
 
@@ -20,6 +23,9 @@ WEIGHTS = "model.safetensors"
 """Name of the weight file when the checkpoint has only one."""
 _NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 _AGAIN = "download it again"
+_EXPERT = re.compile(r"model\.layers\.(\d{1,4})\.mlp\.experts\.\d+\.\w+\.(?:weight|qweight|weight_packed)")
+# Data type of an expert's weight -> the precision that stores it so.
+_STORED = {"F8_E4M3": "fp8", "U8": "fp4", "I8": "w4a8", "I32": "w4a16", "BF16": "bf16", "F16": "bf16"}
 
 
 def files_read(folder: Path, *, only_indexed: bool = False) -> list[str]:
@@ -226,3 +232,45 @@ def _shards(index: Mapping[str, Any]) -> dict[str, set[str]] | None:
         tensor, shard = weight_map.popitem()
         shards.setdefault(shard, set()).add(tensor)
     return shards
+
+
+def stored_precisions(folder: Path, num_layers: int) -> dict[str, str]:
+    """Return precision ("bf16": not quantized) -> the first file that stores experts so, whatever the JSON files say.
+
+    The files are those of the first and the last layer with experts. What can't be read is left out: `check_weights`
+    says why. The MTP layer, from `num_layers`, may be stored otherwise.
+    """
+    found: dict[str, str] = {}
+    for file in _files_with_experts(folder, num_layers):
+        entries = _entries(folder, file).items()
+        matrices = (entry for name, entry in entries if _layer(name) < num_layers and len(entry.shape) == 2)
+        if (precision := next((_STORED.get(entry.dtype) for entry in matrices), None)) is not None:
+            found.setdefault(precision, file)
+    return found
+
+
+def _files_with_experts(folder: Path, num_layers: int) -> Iterator[str]:
+    index, _ = read_json(folder / INDEX, INDEX)
+    weight_map = (index or {}).get("weight_map")
+    if not isinstance(weight_map, dict):
+        with suppress(OSError):
+            yield from files_read(folder)
+        return
+    inside = ((name, file) for name, file in weight_map.items() if isinstance(file, str) and is_inside(file))
+    placed = {layer: file for name, file in inside if (layer := _layer(name)) < num_layers}
+    if placed:
+        yield from dict.fromkeys((placed[min(placed)], placed[max(placed)]))
+
+
+def _entries(folder: Path, file: str) -> Mapping[str, HeaderEntry]:
+    try:
+        with open_file(folder / file) as opened:
+            return read_header(opened).tensors
+    except (OSError, ValueError, HeaderError):
+        return {}
+
+
+def _layer(name: str) -> float:
+    """Return the layer of an expert's weight; infinity for another tensor."""
+    match = _EXPERT.fullmatch(name)
+    return int(match[1]) if match else math.inf
