@@ -205,6 +205,12 @@ def test_what_the_files_say_is_held_against_the_experts_for_each_engine(tmp_path
     assert found == STATEMENTS
 
 
+def test_experts_alone_do_not_say_which_quantization_it_is(tmp_path):
+    others = ({"quant_method": "fbgemm_fp8"}, {"quant_method": "compressed-tensors", "format": "float-quantized"})
+    found = [read_facts(stored(tmp_path / config["quant_method"], "fp8", config), "w") for config in others]
+    assert [(facts.precision, findings) for facts, findings in found] == [(None, []), (None, [])]
+
+
 def test_a_contradiction_is_one_finding_and_its_way_out_leads_out(tmp_path):
     for experts, config, algo in (("bf16", FP8_CONFIG, None), ("fp8", None, None), ("fp8", FP8_CONFIG, "NVFP4")):
         weights = stored(tmp_path / f"{experts}{algo}", experts, config, algo)

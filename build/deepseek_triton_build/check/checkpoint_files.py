@@ -135,8 +135,8 @@ class CheckpointFacts:
 
     @property
     def precision(self) -> Precision | None:
-        """The precision of the weights as they are stored, else as the files say it."""
-        stored = next(iter(self.stored)) if len(self.stored) == 1 else self.said
+        """The precision of the weights as they are stored, else as the files say it; None where these name another."""
+        stored = next(iter(self.stored)) if self.said and len(self.stored) == 1 else self.said
         return next((precision for precision in PRECISIONS if precision == stored), None)
 
 

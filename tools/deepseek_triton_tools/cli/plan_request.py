@@ -437,6 +437,8 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
     if facts.architecture is None or facts.architecture.class_name != architecture.class_name:
         expected, found = architecture.class_name, short_repr(facts.class_name)
         raise OptionError(f"--model {model}: expected a {expected} for {served.name}, its config.json says {found}")
+    for finding in findings:
+        complain(f"note: {finding.file}: {finding.message}; {finding.fix}")
     if facts.quantization is not None and facts.precision is None:
         known = ", ".join(served.checkpoints)
         raise OptionError(
