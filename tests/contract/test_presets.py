@@ -8,7 +8,7 @@ from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.engines.simulated.scheduler import ScheduledRow, Scheduler
 from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_build.catalog import variants
-from deepseek_triton_tools.bench.presets import compared_figures, presets
+from deepseek_triton_tools.bench.expected import compared_figures, presets
 from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun, RequestRecord, Slo
 from deepseek_triton_tools.bench.run_figures import run_figures
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_client import Overloaded, SamplingParams, ServerError
-from deepseek_triton_tools.generating.conversation import Conversation
+from deepseek_triton_tools.cli.chat import Conversation
 from deepseek_triton_tools.tool_errors import ToolError
 from support.commands import run_command
 from support.model_server import END, WAIT, echo

@@ -19,6 +19,7 @@ from deepseek_triton_tools.bench.workload import DatasetOptions
 from deepseek_triton_tools.checkpoints.activation_scales import read_torch_archive
 from deepseek_triton_tools.checkpoints.download_target import parsed_holder
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config, read_tensors
+from deepseek_triton_tools.cli.chat import Conversation
 from deepseek_triton_tools.doctor import gpu as gpu_checks
 from deepseek_triton_tools.doctor import storage
 from deepseek_triton_tools.doctor.examine import report_from_json
@@ -27,11 +28,10 @@ from deepseek_triton_tools.doctor.hosts import compare
 from deepseek_triton_tools.doctor.machine import Done, Machine
 from deepseek_triton_tools.doctor.mpi_exchange import steps_in
 from deepseek_triton_tools.doctor.tuning import read_gpus
+from deepseek_triton_tools.evaluation.harness import read_rows
 from deepseek_triton_tools.evaluation.questions import open_answers
-from deepseek_triton_tools.evaluation.task_data import read_rows
-from deepseek_triton_tools.generating.batch_files import BatchRows, open_input
-from deepseek_triton_tools.generating.conversation import Conversation
-from deepseek_triton_tools.generating.prompt_sources import read_messages
+from deepseek_triton_tools.generating.batch import BatchRows, open_input
+from deepseek_triton_tools.generating.records import read_messages
 from deepseek_triton_tools.host.host_memory import parse_mountinfo, read_host_memory
 from deepseek_triton_tools.launching.launch_settings import measured_rate
 from deepseek_triton_tools.launching.mpirun import read_host_file

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from deepseek_triton_tools.bench.planning import against_plan
+from deepseek_triton_tools.bench.expected import against_plan
 from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, MetricSummary, RequestRecord
 from deepseek_triton_tools.bench.run_figures import run_figures
 from deepseek_triton_tools.bench.workload import LoadPoint

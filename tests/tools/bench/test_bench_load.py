@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.load_run import LoadProcesses, conversations_needed, due_times
-from deepseek_triton_tools.bench.openai_target import OpenAITarget
 from deepseek_triton_tools.bench.result import RequestRecord
+from deepseek_triton_tools.bench.servers import OpenAITarget
 from deepseek_triton_tools.bench.targets import TargetSettings, counted_chunks
 from deepseek_triton_tools.bench.workload import BenchRequest, LoadPoint
 from deepseek_triton_tools.tool_errors import ToolError

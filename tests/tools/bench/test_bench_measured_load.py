@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deepseek_triton_tools.bench.planning import choose_load
+from deepseek_triton_tools.bench.expected import choose_load
 from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, Distribution, RequestRecord, Slo, write_result
 from deepseek_triton_tools.bench.run_figures import run_figures
 from deepseek_triton_tools.bench.workload import LoadPoint

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 import pytest
 
 from deepseek_triton_build import make_plan
-from deepseek_triton_tools.bench.presets import PresetPoint, preset, presets, published_table
+from deepseek_triton_tools.bench.expected import PresetPoint, preset, presets, published_table
 from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, Figures, MetricSummary, RequestRecord
 from deepseek_triton_tools.bench.run_figures import run_figures
 from deepseek_triton_tools.bench.workload import LoadPoint

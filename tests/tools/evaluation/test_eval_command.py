@@ -9,8 +9,8 @@ import pytest
 from deepseek_triton_client import AsyncClient, ModelNotFound
 from deepseek_triton_client.testing import FakeServer
 from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.evaluation.harness import read_rows
 from deepseek_triton_tools.evaluation.run_evaluation import _describe
-from deepseek_triton_tools.evaluation.task_data import read_rows
 from deepseek_triton_tools.evaluation.tasks import QUESTIONS
 from deepseek_triton_tools.tool_errors import ToolError
 from support.raw_triton import RawTriton, gateway_before

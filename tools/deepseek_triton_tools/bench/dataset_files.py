@@ -18,7 +18,7 @@ import numpy as np
 from deepseek_triton_tools.bench.dataset_rows import HASHED_BLOCK, DatasetRow, HashedPrompt, can_be_sent, parse_row
 from deepseek_triton_tools.bench.random_prompts import RandomConversations, TokenCounter, random_ids
 from deepseek_triton_tools.bench.workload import BenchRequest, Conversation, DatasetOptions
-from deepseek_triton_tools.generating.prompt_sources import checked_rows, file_name
+from deepseek_triton_tools.generating.records import checked_rows, file_name
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 from deepseek_triton_tools.tool_errors import ToolError

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepseek_triton_client import InvalidRequest, SamplingParams
-from deepseek_triton_tools.generating.prompt_sources import json_of_line
+from deepseek_triton_tools.generating.records import json_of_line
 from deepseek_triton_tools.tool_errors import ToolError
 
 HASHED_BLOCK = 512

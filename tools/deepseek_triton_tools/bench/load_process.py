@@ -117,7 +117,7 @@ class _JobRun:
     async def run(self) -> None:
         settings = self._job.target
         if settings.endpoint == "openai":
-            from deepseek_triton_tools.bench.openai_target import OpenAITarget  # here, because aiohttp loads slowly
+            from deepseek_triton_tools.bench.servers import OpenAITarget  # here, because aiohttp loads slowly
 
             self._targets = [OpenAITarget(settings, url, self._now) for url in settings.urls]
         else:

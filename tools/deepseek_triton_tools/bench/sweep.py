@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from deepseek_triton_client import Tls
+from deepseek_triton_tools.bench.expected import BenchPreset
 from deepseek_triton_tools.bench.load_process import LoadProgress
 from deepseek_triton_tools.bench.load_run import LoadProcesses, LoadRun, conversations_needed, processes_for
-from deepseek_triton_tools.bench.presets import BenchPreset
 from deepseek_triton_tools.bench.report import ExpectedPoint, NamedResult, write_report
 from deepseek_triton_tools.bench.result import (
     FILE_NAME,

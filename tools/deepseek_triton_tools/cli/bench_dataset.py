@@ -166,7 +166,7 @@ def _convert(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     requests = _requests_of_file(args, DatasetOptions(file=args.file), None)
     from deepseek_triton_tools.bench.dataset_files import show_summary
-    from deepseek_triton_tools.generating.prompt_sources import file_name
+    from deepseek_triton_tools.generating.records import file_name
 
     with to_reader():
         show_summary(file_name(args.file), requests)

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_client import SamplingParams
-from deepseek_triton_tools.bench.presets import preset as published_preset
-from deepseek_triton_tools.bench.presets import presets
+from deepseek_triton_tools.bench.expected import preset as published_preset
+from deepseek_triton_tools.bench.expected import presets
 from deepseek_triton_tools.bench.result import Figures
 from deepseek_triton_tools.bench.workload import LoadPoint, NormalLengths
 from deepseek_triton_tools.cli.bench_options import add_bench_options, check_options, dataset_options
@@ -29,7 +29,7 @@ from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
     from deepseek_triton_build import Plan
     from deepseek_triton_tools.bench.dataset_files import ConversationSource
-    from deepseek_triton_tools.bench.presets import BenchPreset
+    from deepseek_triton_tools.bench.expected import BenchPreset
     from deepseek_triton_tools.bench.result import BenchResult
     from deepseek_triton_tools.bench.sweep import Sweep
     from deepseek_triton_tools.bench.targets import TargetSettings
@@ -244,8 +244,7 @@ def _points(args: argparse.Namespace, source: ConversationSource) -> list[LoadPo
 
 
 def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) -> None:
-    from deepseek_triton_tools.bench.planning import against_plan
-    from deepseek_triton_tools.bench.presets import published_table
+    from deepseek_triton_tools.bench.expected import against_plan, published_table
     from deepseek_triton_tools.bench.result import result_document
     from deepseek_triton_tools.bench.result_tables import metrics_table, result_note, result_tables
 

@@ -12,8 +12,15 @@ from deepseek_triton_tools.cli.client_options import add_client_options, client_
 from deepseek_triton_tools.cli.parsing import VerbParser, option, path, positive
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
 from deepseek_triton_tools.generating.batch import run_batch
-from deepseek_triton_tools.generating.completion_records import as_json, completion_record, usage_line
-from deepseek_triton_tools.generating.prompt_sources import Request, as_asked, read_messages, read_text
+from deepseek_triton_tools.generating.records import (
+    Request,
+    as_asked,
+    as_json,
+    completion_record,
+    read_messages,
+    read_text,
+    usage_line,
+)
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.terminal.tables import AnswerPrinter
 from deepseek_triton_tools.tool_errors import ToolError

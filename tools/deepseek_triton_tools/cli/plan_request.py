@@ -132,7 +132,7 @@ def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
 
     :raises ToolError: when the benchmark can't be read, or has no load that keeps the limits.
     """
-    from deepseek_triton_tools.bench.planning import choose_load
+    from deepseek_triton_tools.bench.expected import choose_load
     from deepseek_triton_tools.bench.result import read_result
 
     result = read_result(args.from_bench)

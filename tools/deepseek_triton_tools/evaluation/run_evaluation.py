@@ -13,6 +13,7 @@ from typing import Any
 
 from deepseek_triton_client import AsyncClient, InvalidRequest, ModelNotFound, Retries, SamplingParams
 from deepseek_triton_tools.evaluation.harness import (
+    EvaluationTask,
     HarnessModel,
     conversation_in,
     evaluate,
@@ -21,7 +22,6 @@ from deepseek_triton_tools.evaluation.harness import (
     prepare,
 )
 from deepseek_triton_tools.evaluation.questions import open_answers
-from deepseek_triton_tools.evaluation.task_data import EvaluationTask
 from deepseek_triton_tools.evaluation.tasks import LM_EVAL_SEED, gpqa_diamond, gsm8k, mmlu, own_questions, tiny
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader

@@ -27,17 +27,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from deepseek_triton_tools.evaluation.harness import as_text
-from deepseek_triton_tools.evaluation.task_data import (
+from deepseek_triton_tools.evaluation.harness import (
     EvaluationTask,
     Row,
+    as_text,
     data_file,
     generation_config,
     hub_rows,
     read_rows,
     rows_as_dataset,
 )
-from deepseek_triton_tools.generating.prompt_sources import problem_of_messages
+from deepseek_triton_tools.generating.records import problem_of_messages
 from deepseek_triton_tools.tool_errors import ToolError
 
 _GSM8K_METRICS = ("exact_match,strict-match", "exact_match,flexible-extract")

@@ -1,28 +1,51 @@
-"""A batch: many requests from JSON Lines, many at once, and the answers in the same order."""
+"""A batch: many requests from JSON Lines, many at once, and the answers in the same order.
+
+All of the input is checked before anything is sent, and it is never all in memory. The output has one line for each row
+of the input, in the same order, written as soon as known.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import IO, Any
 
 from deepseek_triton_client import (
     AccessDenied,
     Client,
     Completion,
     DeepseekTritonError,
+    InvalidRequest,
     ModelNotFound,
     SamplingParams,
     ServerUnavailable,
 )
-from deepseek_triton_tools.generating.batch_files import BatchRow, BatchRows, Output, open_input, open_output
-from deepseek_triton_tools.generating.prompt_sources import Request, file_name
+from deepseek_triton_tools.generating.records import (
+    Request,
+    as_asked,
+    as_json,
+    completion_record,
+    error_record,
+    file_name,
+    problem_of_messages,
+)
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
+from deepseek_triton_tools.tool_errors import ToolError
 
 
 def run_batch(
@@ -156,3 +179,227 @@ class BatchProgress:
 
     def _rate(self) -> float:
         return self._num_tokens / max(time.monotonic() - self._started, 1e-9)
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One line of the input."""
+
+    number: int
+    """Number of the line, from 1."""
+    id: Any
+    """The line's own "id", else its "request_id", else `number`."""
+    digest: str
+    """A hash of the line, by which a resumed run knows it again."""
+    request: Request
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The rows of the input. They can be read as often as needed; blank lines don't count."""
+
+    file: IO[bytes]
+    name: str
+    params: SamplingParams
+    """Sampling of every row; the fields of a row win over them."""
+    chat: bool = False
+    system: str | None = None
+
+    def __iter__(self) -> Iterator[BatchRow]:
+        """Raises ToolError for a line that is wrong."""
+        for number, line in self._lines():
+            try:
+                yield self._row(number, line)
+            except ToolError as error:
+                raise ToolError(f"{self.name} line {number}: {error}") from error
+
+    def check(self) -> int:
+        """Count the rows, and name all that are wrong on stderr. Raises ToolError when one is wrong."""
+        num_rows = num_wrong = 0
+        for number, line in self._lines():
+            num_rows += 1
+            try:
+                self._row(number, line)
+            except ToolError as error:
+                num_wrong += 1
+                complain(f"{self.name} line {number}: {error}")
+        if num_wrong:
+            raise ToolError(f"{num_wrong} of {num_rows} rows of {self.name} are wrong; nothing was sent")
+        return num_rows
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        self.file.seek(0)
+        for number, line in enumerate(self.file, start=1):
+            if line.strip():
+                yield number, line.strip()
+
+    def _row(self, number: int, line: bytes) -> BatchRow:
+        request = _parsed(line)
+        request_id = request.get("request_id")
+        row_id = request.pop("id", number if request_id is None else request_id)
+        if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
+            raise ToolError(f"id: expected a text or a whole number, got {row_id!r:.100}")
+        kinds = [kind for kind in ("prompt", "messages") if kind in request]
+        if len(kinds) != 1:
+            names = ", ".join(map(repr, request)) or "nothing"
+            raise ToolError(f'expected one of "prompt" and "messages", got {names}')
+        (kind,) = kinds
+        problem = problem_of_messages(request[kind]) if kind == "messages" else _problem_of_prompt(request[kind])
+        if problem is None and request_id is not None and not (isinstance(request_id, str) and request_id):
+            problem = f"request_id: expected a text that is not empty, got {request_id!r:.100}"
+        if problem is not None:
+            raise ToolError(problem)
+        try:
+            self.params.merged({name: value for name, value in request.items() if name not in (kind, "request_id")})
+        except InvalidRequest as error:
+            raise ToolError(error.message) from error
+        digest = hashlib.sha256(line).hexdigest()[:16]
+        return BatchRow(number, row_id, digest, as_asked(request, chat=self.chat, system=self.system))
+
+
+def open_input(path: Path) -> IO[bytes]:
+    """Open the input so that it can be read again and again: a pipe is copied to a temporary file. `-` is standard
+    input. Raises ToolError when it can't be read."""
+    try:
+        source = sys.stdin.buffer if str(path) == "-" else path.open("rb")
+        if stat.S_ISREG(path.stat().st_mode if str(path) != "-" else 0):
+            return source
+        with source:
+            copy = tempfile.TemporaryFile()  # noqa: SIM115 - for the caller to close
+            shutil.copyfileobj(source, copy)
+            return copy
+    except OSError as error:
+        raise ToolError(f"{file_name(path)} can't be read: {error.strerror}") from error
+
+
+def _parsed(line: bytes) -> Request:
+    try:
+        row = json.loads(line, parse_constant=_refuse_constant)
+        json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # half a surrogate pair is valid JSON, but can't be encoded
+        raise ToolError(f"not JSON: {error}") from error
+    if isinstance(row, str):
+        return {"prompt": row}
+    if not isinstance(row, dict):
+        raise ToolError(f'expected a text or an object with "prompt" or "messages", got {row!r:.100}')
+    return row
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _problem_of_prompt(prompt: Any) -> str | None:
+    is_ids = isinstance(prompt, list) and prompt and all(type(token) is int and -1 < token < 2**31 for token in prompt)
+    return None if isinstance(prompt, str) or is_ids else f"prompt: expected a text or token ids, got {prompt!r:.100}"
+
+
+class Output:
+    """A file that grows by whole rows. Nothing is buffered, so a write that fails fails at its row."""
+
+    def __init__(self, descriptor: int, name: str, *, can_resume: bool) -> None:
+        self._descriptor = descriptor
+        self.name = name
+        self.can_resume = can_resume
+        """Whether it is a regular file, opened to append."""
+        self._end: int | None = None
+        """End of the answers that are kept. The rest of the file stays until there is a row to put in its place."""
+
+    def begin(self, rows: Iterable[BatchRow], *, resume: bool) -> int:
+        """Return how many of `rows` are answered already: the batch goes on after them.
+
+        Failed rows at the end of the file don't count as answered, because a server that had gone is the usual reason
+        to resume. Raises ToolError when the file holds answers to other rows.
+        """
+        if not self.can_resume:
+            return 0
+        num_answered, self._end = self._answered(rows) if resume else (0, 0)
+        return num_answered
+
+    def write(self, row: BatchRow, answer: Completion | DeepseekTritonError) -> None:
+        """Raises ToolError when the disk takes no more."""
+        self.finish()
+        record: dict[str, Any] = {"id": row.id, "input": row.digest}
+        if isinstance(answer, DeepseekTritonError):
+            record["error"] = error_record(answer)
+        else:
+            record |= completion_record(answer)
+        left = memoryview(as_json(record).encode() + b"\n")
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except BrokenPipeError:
+            raise  # the reader has left, which is no failure
+        except OSError as error:
+            hint = "; --resume goes on" if self.can_resume else ""
+            raise ToolError(f"{self.name} can't be written: {error.strerror}{hint}") from error
+
+    def finish(self) -> None:
+        """Cut off what is behind the answers that are kept."""
+        if self._end is not None:
+            os.ftruncate(self._descriptor, self._end)
+            self._end = None
+
+    def _answered(self, rows: Iterable[BatchRow]) -> tuple[int, int]:
+        """Count the rows up to the last one with an answer, and find where in the file they end."""
+        num_answered = end = position = 0
+        expected = iter(rows)
+        with open(self._descriptor, "rb", closefd=False) as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break  # half a line: the program was killed while it wrote
+                row, problem = next(expected, None), None
+                try:
+                    record = json.loads(line)
+                    place = (record.get("id"), record.get("input"))
+                except (ValueError, AttributeError):
+                    problem = "is no answer of a batch"
+                else:
+                    if row is None or place != (row.id, row.digest):
+                        other = "ends before" if row is None else f"has another row {row.id!r} there"
+                        problem = f"answers row {place[0]!r}, and the input {other}"
+                if problem:
+                    raise ToolError(f"{self.name} line {number} {problem}: give another --output, or --overwrite")
+                position += len(line)
+                if "error" not in record:
+                    num_answered, end = number, position
+        return num_answered, end
+
+
+@contextmanager
+def open_output(path: Path, *, keep: bool) -> Iterator[Output]:
+    """Open the output; `-` is standard output. The file's content stays until there is an answer to write.
+
+    With `keep` the file may exist. Raises ToolError when it may not, can't be written, or another run writes it.
+    """
+    if str(path) == "-":
+        yield Output(sys.stdout.fileno(), "standard output", can_resume=False)
+        return
+    is_file = os.path.isfile(path) or not os.path.exists(path)  # not a device or a named pipe
+    try:
+        descriptor = _open_to_append(path, keep=keep) if is_file else os.open(path, os.O_WRONLY)
+    except FileExistsError as error:
+        message = f"{path} is there already: --resume goes on where it ends, --overwrite begins anew"
+        raise ToolError(message, exit_code=2) from error
+    except BlockingIOError as error:
+        raise ToolError(f"{path} is being written by another run") from error
+    except OSError as error:
+        raise ToolError(f"{path} can't be written: {error.strerror}") from error
+    try:
+        yield Output(descriptor, str(path), can_resume=is_file)
+    except BaseException:
+        if is_file and os.fstat(descriptor).st_size == 0:
+            path.unlink()  # this run made the file and wrote nothing
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _open_to_append(path: Path, *, keep: bool) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | (0 if keep else os.O_EXCL), 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 from deepseek_triton_client import Client, Completion, Stream
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.generating.completion_records import tokens_per_s
+from deepseek_triton_tools.generating.records import tokens_per_s
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.terminal import tables
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show, styled, visible
