@@ -38,7 +38,7 @@ MODEL_YAML_EDITS = [  # what is replaced, by what, the code of the finding, its 
     (ENGINE, "  default_sampling:\n    top_k: 2.5", "T002", 14, "leave the key out"),
     (ENGINE, "  default_sampling: {seed: abc}", "T002", 13, "leave"),
     ("  decoupled: true", "  decoupled: 1", "T002", 14, "true or false"),
-    ("  max_batch_size: 0", "  max_batch_size: 8", "C006", 5, "does not take 8"),
+    ("  max_batch_size: 0", "  max_batch_size: 8", "T002", 15, "from 0 to 0"),
 ]
 NAME, IDS, KIND = 'name: "tensorrt_llm"', '"input_ids", data_type: TYPE_INT32', "KIND_CPU"
 TWICE = f"input [ {{ name: {IDS}, dims: [ -1 ], optional: true }} ]\n# Responses are"
@@ -72,6 +72,26 @@ def test_an_edit_is_found_on_its_line(subtests):
             assert file is None or finding.file == file
             assert fix in finding.fix
             assert "\n" not in finding.message + finding.fix
+
+
+ALONE = [  # what is replaced, by what, and the only code that is told
+    (TENSOR, "tensor_parallel_sz: 8", "S011"),
+    (TENSOR, "tensor_parallel_size: eight", "S014"),
+    (TENSOR, "tensor_parallel_size: 4", "T016"),
+    (TENSOR, "tensor_parallel_size: 3", "P001"),
+    ("moe_expert_parallel_size: 8", "moe_expert_parallel_size: 3", "P002"),
+    (FRACTION, "  free_gpu_memory_fraction: 0.99", "K006"),
+    (TOKENS, f"{TOKENS}\n{DRAFTS}MTPP\n  num_nextn_predict_layers: 1", "S015"),
+    (TOKENS, f"{TOKENS}\nspeculative_config:\n  decoding_typ: MTP\n  num_nextn_predict_layers: 1", "S011"),
+    ("  max_batch_size: 128", f"  kv_cache_config:\n{DTYPE}\n{FRACTION}", "S011"),
+    ("  decoupled: true", "  decoupled: yess", "T002"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "code"), ALONE)
+def test_one_fault_is_one_finding(old, new, code):
+    """What follows from a fault, and goes with it, is not told beside it."""
+    assert [finding.code for finding in serious(check(model_yaml=edited(MODEL_YAML, old, new)))] == [code]
 
 
 PLACEMENTS = [  # gpu_device_ids of instances of two ranks, and what is found

@@ -272,8 +272,9 @@ class _Model(ModelCheck):
             file=self.file,
         )
         self.version = version.version
-        if not self.find_other_record("vLLM", self.recorded.vllm, "TensorRT-LLM", self.recorded.release):
-            self.findings += unsure
+        if self.find_other_record("vLLM", self.recorded.vllm, "TensorRT-LLM", self.recorded.release):
+            return  # the arguments are another library's
+        self.findings += unsure
         document = self.document
         if document is None:
             return

@@ -252,7 +252,8 @@ def backend_folder(config: ModelConfig, folder: Path) -> Path | None:
 def _check_policy(
     config: ModelConfig, key: str, here: Any, there: Any, model_yaml: str, is_ours: bool
 ) -> Iterator[Finding]:
-    if here == there:
+    # Of a value that the backend does not take, T002 tells.
+    if here == there or (is_ours and not fits(there, BACKEND_SETTINGS[key])):
         return
     text = f"{key} is {short_repr(here)} here and {short_repr(there)} in {model_yaml}"
     wanted = (
@@ -263,8 +264,6 @@ def _check_policy(
         yield config.finding(codes.POLICY_ONLY_COMPLETED, text, f"write {wanted}", at=key)
     else:
         fix = f"write {wanted}, or change {model_yaml}"
-        if is_ours and not fits(there, BACKEND_SETTINGS[key]):  # T002 says what the backend takes
-            fix = f"change {model_yaml}: the backend does not take {short_repr(there)}"
         yield config.finding(codes.POLICY_DIFFERS, text, fix, at=key)
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, check_checkpoint, mtp_problems
 from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.finding import CheckedModel
@@ -123,6 +124,10 @@ class ModelCheck:
 
         :param file: the one that names the model.
         """
+        gone = {finding.file for finding in self.findings if finding.code == codes.MISSING_FILE.code}
+        self.findings = [one for one in self.findings if one.code != codes.UNREADABLE.code or one.file not in gone]
+        told = {finding.code for finding in self.findings}
+        self.findings = [one for one in self.findings if not told & codes.FOLLOWS.get(one.code, frozenset())]
         self.model = CheckedModel(
             file=file,
             model=model or None,

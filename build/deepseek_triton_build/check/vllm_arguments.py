@@ -10,6 +10,7 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, key_name
 from deepseek_triton_build.check.schema import TRITON_SECTION, CheckedArguments, Problem, value_problem
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
+from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, Argument, VllmVersion, load_vllm
 from deepseek_triton_build.text import edit_instruction, nearest_name
 
@@ -72,6 +73,7 @@ class _Walk:
         if row is None:
             for path, below in self.parts(key, value):
                 self.add(path, absent_problem(path, below, self.version))
+                self.keep_meant(path, below)
         elif key in self.version.sections and isinstance(value, dict):
             self.checked.settings |= {} if value else {key: {}}
             for name, below in value.items():
@@ -81,6 +83,19 @@ class _Walk:
             self.add(key, problem)
         else:
             self.checked.settings[key] = value
+
+    def keep_meant(self, key: str, value: Any) -> None:
+        """Let an argument that was moved or is misspelled count as the one that is meant, so that nothing is told of
+        that one's default."""
+        section, _, name = key.rpartition(".")
+        moved = self.version.moved_arguments.get(key)
+        near = nearest_name(name, self.version.sections.get(section, ()) if section else self.version.arguments)
+        meant = moved.by if moved is not None else near and f"{section}.{near}".lstrip(".")
+        given = value if moved is None else moved.new_value(value)
+        row = self.version.find(meant) if meant else None
+        if meant and row is not None and given is not None and argument_problem(given, row, self.version) is None:
+            for path, below in flattened({meant: given}).items():
+                self.checked.settings.setdefault(path, below)
 
     def parts(self, key: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield `key` and its value; for a section of TensorRT-LLM that vLLM has no successor of, the keys below it."""

@@ -22,8 +22,10 @@ SAFE_NUM_TOKENS = 8192
 @RULES.warning("A001")
 def _chunk_size(d: Deployment) -> Iterator[Violation]:
     tokens, block = d.get("max_num_tokens"), d.tokens_per_block
-    if d.get("enable_chunked_prefill") and tokens and block > 0 and tokens % block:
+    least = (d.settings.get("max_batch_size") or 0) * (1 + d.num_draft_tokens)
+    if d.get("enable_chunked_prefill") and tokens and block > 0 and tokens % block and tokens >= least:  # else L004
         whole = max(1, tokens // block) * block
+        whole += 0 if whole >= least else block
         message = f"max_num_tokens {tokens:,} is not a multiple of tokens_per_block {block}"
         yield Violation("max_num_tokens", message, f"use {whole}")
 

@@ -85,7 +85,8 @@ def _experts(d: Deployment) -> Iterator[Violation]:
     slots = d.get("moe_config.load_balancer.num_slots")
     if d.architecture is not None and not slots and d.architecture.num_routed_experts % ep:
         message = f"{d.architecture.num_routed_experts} experts can't be divided by moe_expert_parallel_size {ep}"
-        yield Violation("moe_expert_parallel_size", message, "use a power of two")
+        fix = f"use a power of two up to tensor_parallel_size {d.layout.tensor_parallel_size}"
+        yield Violation("moe_expert_parallel_size", message, fix)
 
 
 @RULES.error("P003")

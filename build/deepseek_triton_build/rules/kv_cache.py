@@ -82,9 +82,9 @@ def _fraction(d: Deployment) -> Iterator[Violation]:
 @RULES.warning("K006")
 def _high_fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
-    if fraction is not None and _HIGHEST_FRACTION < fraction <= 1:
+    if fraction is not None and _HIGHEST_FRACTION < fraction <= 1 and d.get("moe_config.backend") != "DEEPGEMM":  # K007
         message = f"{_FRACTION} {fraction} leaves almost nothing for what is allocated after the KV cache"
-        yield Violation(_FRACTION, message, "use 0.9 or less")
+        yield Violation(_FRACTION, message, f"use {min(0.9, _share(d) or 0.9)} or less")
 
 
 @RULES.warning("K007")
@@ -94,10 +94,10 @@ def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
         return
     if d.num_draft_tokens and (d.get("max_batch_size") or 0) >= _LARGE_BATCH and fraction > _HIGHEST_WITH_DRAFTS:
         message = f"{_FRACTION} {fraction} with DEEPGEMM, MTP and large batches was seen to run out of memory"
-        yield Violation(_FRACTION, message, f"if memory runs out, use {_HIGHEST_WITH_DRAFTS}")
+        yield Violation(_FRACTION, message, f"if memory runs out, use {min(_HIGHEST_WITH_DRAFTS, _share(d) or 1)}")
     elif fraction > _HIGHEST_DEEPGEMM_FRACTION:
         message = f"{_FRACTION} {fraction} leaves too little for DEEPGEMM's workspace beside the KV cache"
-        yield Violation(_FRACTION, message, f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
+        yield Violation(_FRACTION, message, f"use {min(_HIGHEST_DEEPGEMM_FRACTION, _share(d) or 1)} or less")
 
 
 @RULES.note("K008")
@@ -117,6 +117,16 @@ def _two_limits(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "leave one of them out")
 
 
+def _share(d: Deployment) -> float | None:
+    """Return the largest share that leaves _LEAST_FREE; None where there is none, or the memory is not known."""
+    budget = d.budget()
+    if budget is None or budget.kv_cache <= 0:
+        return None
+    left = budget.free + budget.kv_cache
+    share = math.floor((left - _LEAST_FREE) / left * 100) / 100
+    return share if share > 0 else None
+
+
 @RULES.warning("K010")
 def _little_free(d: Deployment) -> Iterator[Violation]:
     budget = d.budget()
@@ -125,12 +135,11 @@ def _little_free(d: Deployment) -> Iterator[Violation]:
     tokens, fraction = d.get("max_num_tokens") or DEFAULT_MAX_NUM_TOKENS, d.get(_FRACTION) or 0
     if d.is_disaggregated and tokens < _SHORT_ITERATION and fraction <= _HIGHEST_FRACTION:
         return
-    left = budget.free + budget.kv_cache
     message = (
         f"{budget.free / GIB:.1f} GiB of {budget.memory / GIB:.0f} stay free beside weights, workspace and KV cache"
     )
-    share = math.floor((left - _LEAST_FREE) / left * 100) / 100
-    fix = f"set {_FRACTION}: {share}" if share > 0 else "use more GPUs"
+    share = _share(d)
+    fix = "use more GPUs" if share is None else f"set {_FRACTION}: {min(share, _HIGHEST_FRACTION)}"
     yield Violation(_FRACTION, message, fix)
 
 

@@ -61,7 +61,9 @@ def _full_batch(d: Deployment) -> Iterator[Violation]:
     each = 1 + d.num_draft_tokens
     if tokens and batch and tokens < batch * each:
         message = f"a full batch decodes {batch:,} x {each} tokens an iteration, more than max_num_tokens {tokens:,}"
-        yield Violation("max_num_tokens", message, f"raise it to {batch * each} or lower max_batch_size")
+        block = max(1, d.tokens_per_block)
+        least = -(-batch * each // block) * block
+        yield Violation("max_num_tokens", message, f"raise it to {least} or lower max_batch_size")
 
 
 @RULES.error("L005")
