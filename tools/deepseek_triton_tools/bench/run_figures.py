@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -36,11 +36,9 @@ def run_figures(
     e2el = _present(map(_e2el, completed))
     tpot = _present(map(_tpot, completed))
     tpot_ms = _distribution(1000 * tpot)
-    gaps, later_tokens = _gaps_ms(completed)
-    # A chunk of k tokens that came after a gap makes k gaps between tokens, each gap / k.
-    weights = np.flatnonzero(np.bincount(later_tokens)).tolist()
-    itl_ms = _weighted({weight: np.sort(gaps[later_tokens == weight] / weight) for weight in weights})
-    gaps.sort()
+    each_gaps = [_gaps_of(record) for record in completed]
+    gaps = 1000 * np.concatenate([np.empty(0), *(seconds for seconds, _ in each_gaps)])
+    later_tokens = np.concatenate([np.empty(0, np.int32), *(tokens for _, tokens in each_gaps)])
     output_throughput = _rate(output_tokens.sum(), duration)
     good = None if slo in (None, Slo()) else sum(_is_good(record, slo) for record in completed)
     return Figures(
@@ -67,8 +65,9 @@ def run_figures(
         concurrency_user_throughput=output_throughput / concurrency if concurrency else None,
         ttft_ms=_distribution(1000 * _present(map(_ttft, completed))),
         tpot_ms=tpot_ms,
-        itl_ms=itl_ms,
-        chunk_gap_ms=_weighted({1: gaps}),
+        # A chunk of k tokens that came after a gap makes k gaps between tokens, each gap / k.
+        itl_ms=_distribution(np.repeat(gaps / later_tokens, later_tokens)),
+        chunk_gap_ms=_distribution(gaps),
         e2el_ms=_distribution(1000 * e2el),
         lag_ms=_distribution(
             1000 * _floats(record.sent_s - record.due_s for record in records if record.due_s is not None)
@@ -137,9 +136,6 @@ def _errors(records: Iterable[RequestRecord]) -> dict[str, int]:
     return dict(Counter(sorted(reasons)).most_common(_MOST_ERRORS))
 
 
-# --- One request, in seconds ---
-
-
 def _ttft(record: RequestRecord) -> float | None:
     return record.chunk_s[0] - record.sent_s if len(record.chunk_s) else None
 
@@ -178,21 +174,6 @@ def _gaps_of(record: RequestRecord) -> tuple[Floats, NDArray[np.int32]]:
     return np.diff(np.asarray(record.chunk_s, float)[counts]), tokens[counts][1:]
 
 
-# --- All requests: one number for each chunk is a lot, so it is stored once and in arrays ---
-
-
-def _gaps_ms(records: Sequence[RequestRecord]) -> tuple[Floats, NDArray[np.int32]]:
-    size = sum(max(0, len(record.chunk_s) - 1) for record in records)
-    gaps, tokens = np.zeros(size), np.empty(size, np.int32)
-    at = 0
-    for record in records:
-        ours, weights = _gaps_of(record)
-        gaps[at : at + len(ours)], tokens[at : at + len(ours)] = ours, weights
-        at += len(ours)
-    gaps *= 1000
-    return gaps[:at], tokens[:at]
-
-
 def _tokens_over_time(records: Iterable[RequestRecord], begin: float, width: float, bins: int) -> Floats:
     """The tokens that came in each of `bins` parts of `width` seconds."""
     total = np.zeros(bins)
@@ -218,53 +199,20 @@ def _time_since(times: Floats, moments: Floats) -> Floats:
     return np.asarray(num_past * moments - np.concatenate([[0.0], np.cumsum(times)])[num_past])
 
 
-# --- Distributions ---
-
-
 def _distribution(values: Floats) -> Distribution:
-    return _weighted({1: np.sort(values)})
-
-
-def _weighted(groups: Mapping[int, Floats]) -> Distribution:
-    """The distribution of sorted values, by weight: each value counts as often as its weight says."""
-    count = sum(weight * len(values) for weight, values in groups.items())
-    if not count:
+    if not len(values):
         return Distribution()
-    mean = sum(weight * values.sum() for weight, values in groups.items()) / count
-    variance = sum(weight * np.square(values - mean).sum() for weight, values in groups.items()) / count
-
-    def percentile(share: float) -> float:
-        rank, rest = divmod(share * (count - 1), 1)
-        below = _at_rank(groups, int(rank))
-        return below + rest * (_at_rank(groups, int(rank) + 1) - below) if rest else below
-
+    # Sums of floats depend on the order, and that of the records must change nothing.
+    values = np.sort(values)
+    p50, p90, p95, p99 = np.percentile(values, [50, 90, 95, 99]).tolist()
     return Distribution(
-        mean=float(mean),
-        std=math.sqrt(variance),
-        min=_at_rank(groups, 0),
-        p50=percentile(0.5),
-        p90=percentile(0.9),
-        p95=percentile(0.95),
-        p99=percentile(0.99),
-        max=_at_rank(groups, count - 1),
-        count=count,
+        mean=float(values.mean()),
+        std=float(values.std()),
+        min=float(values[0]),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=float(values[-1]),
+        count=len(values),
     )
-
-
-def _at_rank(groups: Mapping[int, Floats], rank: int) -> float:
-    """The value at `rank`, from 0, if each value stood there as often as its weight says.
-
-    With several weights it is found by halving until no float is left between the limits, because sorting all values
-    together with their weights would take several times the memory and time.
-    """
-    if len(groups) == 1:
-        [(weight, values)] = groups.items()
-        return float(values[rank // weight])
-    low = -1.0 + min(float(values[0]) for values in groups.values())
-    high = max(float(values[-1]) for values in groups.values())
-    while low < (middle := (low + high) / 2) < high:
-        if sum(weight * int(np.searchsorted(values, middle, "right")) for weight, values in groups.items()) > rank:
-            high = middle
-        else:
-            low = middle
-    return high
