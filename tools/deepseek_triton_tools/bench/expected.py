@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from deepseek_triton_build import Plan, Workload
 from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun, MetricSummary, Slo, from_document
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.terminal.tables import Table
 from deepseek_triton_tools.tool_errors import ToolError
+
+if TYPE_CHECKING:  # `bench --help` lists presets, and the generator takes longer than the rest of it
+    from deepseek_triton_build import Plan, Workload
 
 _FILE = Path(__file__).with_name("presets.yaml")
 _FIGURES = {
@@ -217,6 +219,8 @@ def choose_load(result: BenchResult, slo: Slo) -> MeasuredLoad:
     :raises ToolError: when none does; it says by how much the best one misses. Also for a limit of a figure that nobody
         measured.
     """
+    from deepseek_triton_build import Workload
+
     tried = [point for point in result.points if _is_answered(point)]
     if not tried:
         raise ToolError("the benchmark has no load that was answered without errors; plan without --from-bench")

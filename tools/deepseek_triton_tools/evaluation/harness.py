@@ -190,7 +190,7 @@ _DEFAULT_MAX_TOKENS = 256
 
 
 class HarnessModel:
-    """The methods of lm-eval's class LM. `as_lm` makes it one, where lm-eval is installed."""
+    """The methods of lm-eval's class LM. `lm_class` makes it one, where lm-eval is installed."""
 
     def __init__(
         self,
@@ -321,11 +321,6 @@ class HarnessModel:
         return records
 
 
-def as_lm(model: type[HarnessModel], base: type) -> type[HarnessModel]:
-    """Return the class that is a subclass of lm-eval's LM, too: lm-eval takes no other."""
-    return type(model.__name__, (model, base), {})
-
-
 def prepare() -> None:
     """Raise InstallationError without lm-eval; keep it and its libraries from printing bars and advice to authors."""
     if find_spec("lm_eval") is None:
@@ -350,7 +345,8 @@ def load_lm_eval() -> None:
 
 
 def lm_class() -> type[HarnessModel]:
-    return as_lm(HarnessModel, import_module("lm_eval.api.model").LM)
+    """Return the class that is a subclass of lm-eval's LM, too: lm-eval takes no other."""
+    return type(HarnessModel.__name__, (HarnessModel, import_module("lm_eval.api.model").LM), {})
 
 
 def evaluate(model: HarnessModel, task: EvaluationTask, *, chat: bool, system: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from deepseek_triton_client import AsyncClient, Cancelled, DeepseekTritonError
 from deepseek_triton_tools.generating.batch import BatchProgress, fails_every_request
@@ -101,16 +101,6 @@ _BEGIN_OF_THOUGHT = "<think>"
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Question(Protocol):
-    @property
-    def key(self) -> str:
-        """A hash of what is sent."""
-
-    async def ask(self, client: AsyncClient) -> dict[str, Any]:
-        """Return the answer as JSON, with the number of its tokens as `num_output_tokens`. Raises
-        DeepseekTritonError."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """A text to be continued, or a conversation to be answered."""
@@ -191,6 +181,10 @@ class Likelihood:
             "num_input_tokens": completion.num_input_tokens,
             "num_output_tokens": completion.num_output_tokens,
         }
+
+
+Question: TypeAlias = Generation | Likelihood
+"""`key` is a hash of what is sent, and `ask` returns the answer as JSON, or raises DeepseekTritonError."""
 
 
 def _of_tokenizer(fields: Mapping[str, Any], *more: str) -> dict[str, Any]:
