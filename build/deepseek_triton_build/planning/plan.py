@@ -35,7 +35,7 @@ from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omi
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, Release, find_dynamo, image_name, release_image_name
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VllmVersion, vllm_image_name
-from deepseek_triton_build.planning.backend_settings import backend_settings, embedded_settings
+from deepseek_triton_build.planning.backend_settings import backend_settings, embedded_settings, holds_or_lies_in
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
 from deepseek_triton_build.planning.target import refuse, resolve_target
 from deepseek_triton_build.planning.tensorrt_llm import TrtllmEngine
@@ -232,7 +232,11 @@ def _plan_on_gpus(engine: TrtllmEngine | VllmEngine) -> Plan:
         max_concurrency=deployment.get(engine.batch_key) * facts["layout"].attention_dp_size,
         host_memory=host_memory_to_prefetch(target.checkpoint) + facts.get("shared_memory", 0),
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
-        omissions=(*arguments.omissions, *unsampled),
+        omissions=tuple(
+            omission
+            for omission in (*arguments.omissions, *unsampled)
+            if not any(holds_or_lies_in(key, omission.key) for key, _ in target.request.overrides)
+        ),
         **facts,
     )
 
@@ -287,9 +291,13 @@ def _ways_that_work(request: PlanRequest) -> tuple[Mapping[str, Any], ...]:
                 return (way,)
     without_extras = {name: values[0] for name, values in alternatives.items() if name not in _TARGET}
     bare = dataclasses.replace(request, **without_extras)
-    if not without_extras or _works(bare):
-        return (without_extras,)
-    return ({**without_extras, **_ways_that_work(bare)[0]},)
+    way = without_extras
+    if without_extras and not _works(bare):
+        way = {**without_extras, **_ways_that_work(bare)[0]}
+    for name in tuple(way):
+        fewer = {other: value for other, value in way.items() if other != name}
+        way = fewer if _works(dataclasses.replace(request, **fewer)) else way
+    return (way,)
 
 
 def _first_way(

@@ -214,6 +214,7 @@ def docker_run(facts: LaunchFacts, options: LaunchOptions) -> dict[str, Any]:
         "planned": f"The plan is for {facts.gpus_per_node} x {facts.gpu}. " if facts.gpu else "",
         "gpus": "" if gpus == "none" else shlex.quote(gpus),
         # Over several nodes an ssh server runs there, which changes users and writes where it likes.
+        "several_nodes": facts.nodes > 1,
         "is_confined": facts.nodes == 1 or not facts.uses_mpi,
         "ipc_host": options.ipc_host,
         "shm_size": sized(shm_bytes),

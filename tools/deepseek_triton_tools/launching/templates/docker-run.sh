@@ -33,6 +33,10 @@ docker run --name @@{name}
 #end
 # Pinned memory for GPUs and network cards counts as locked, and the engine's threads take stacks of up to 64 MiB. NVIDIA asks for both options in its containers.
 --ulimit memlock=-1 --ulimit stack=67108864
+#if several_nodes
+# The node's RDMA cards, without which NCCL and UCX fall back to TCP. TensorRT-LLM's guide takes --privileged, which gives the container the whole machine; the cards and the right to lock memory are what they use.
+"${rdma[@]}"
+#end
 # Each connection and each mapped shard is a file.
 --ulimit nofile=1048576:1048576
 #if host_network

@@ -6,6 +6,10 @@ set -euo pipefail
 # docker refuses to mount a folder that does not exist. Compiled kernels are kept here, for this image and this GPU only.
 mkdir -p -- @@{folders}
 
+#if several_nodes
+rdma=()
+[[ ! -e /dev/infiniband ]] || rdma=(--device /dev/infiniband --cap-add IPC_LOCK)
+#end
 command=(
   #include docker-run.sh
   # @@{image_why}

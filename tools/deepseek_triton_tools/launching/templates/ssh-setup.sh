@@ -56,6 +56,8 @@ step_container() {
     docker container rm "$container" >/dev/null 2>&1 || true
 #if image
     mkdir -p -- @@{folders}
+    local rdma=()
+    [[ ! -e /dev/infiniband ]] || rdma=(--device /dev/infiniband --cap-add IPC_LOCK)
     local command=(
       #include docker-run.sh
       # The keys, at the same path.
