@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -85,14 +84,12 @@ def _task(text: str) -> str:
 def _eval(args: argparse.Namespace) -> int:
     _refuse_misplaced(args)
     from deepseek_triton_client import AsyncClient
-    from deepseek_triton_tools.evaluation.run_evaluation import EvaluationOptions, run_evaluation
+    from deepseek_triton_tools.evaluation.run_evaluation import run_evaluation
 
     args.output = args.output or Path(f"eval-{args.task or args.task_file.stem}")
     args.connect = partial(AsyncClient, args.url, **client_settings(args))
     args.fields = sampling_fields(args)
-    return run_evaluation(
-        EvaluationOptions(**{each.name: getattr(args, each.name) for each in fields(EvaluationOptions)})
-    )
+    return run_evaluation(args)
 
 
 def _refuse_misplaced(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from deepseek_triton_client import Client, Completion, SamplingParams, Stream
+from deepseek_triton_client import Client, Completion, SamplingParams
 from deepseek_triton_tools.cli.client_options import add_client_options, client_of
 from deepseek_triton_tools.cli.parsing import VerbParser, option, path, positive
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
@@ -136,8 +136,15 @@ def _answer(client: Client, request: Request, params: SamplingParams, args: argp
     if whole:
         completion = (client.chat if is_chat else client.generate)(content, params)
     else:
-        stream = (client.stream_chat if is_chat else client.stream)(content, params)
-        completion = _streamed(stream, None if args.json else printer)
+        # With --json too: only a stream has a time to the first token.
+        with (client.stream_chat if is_chat else client.stream)(content, params) as stream:
+            if not args.json:
+                try:
+                    for chunk in stream:
+                        printer.show(chunk.text, chunk.reasoning)
+                finally:
+                    printer.end()
+            completion = stream.completion()
     if args.json:
         print(as_json(completion_record(completion)))
     elif whole:
@@ -147,15 +154,3 @@ def _answer(client: Client, request: Request, params: SamplingParams, args: argp
             printer.show(answer.text, answer.reasoning)
             printer.end()
     return completion
-
-
-def _streamed(stream: Stream, printer: AnswerPrinter | None) -> Completion:
-    """Read a stream to its end, even without a printer: only a stream has a time to the first token."""
-    with stream:
-        if printer is not None:
-            try:
-                for chunk in stream:
-                    printer.show(chunk.text, chunk.reasoning)
-            finally:
-                printer.end()
-        return stream.completion()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -216,38 +217,11 @@ _SERVER_FACTS = ("name", "checkpoint", "engine", "engine_version")
 """Facts of `describe` that the answers depend on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """Most are options of the command line, by their names there."""
-
-    connect: Callable[..., AsyncClient]
-    """Takes further settings of the client."""
-    model: str
-    """The model's name on the server."""
-    task: str | None
-    task_file: Path | None = None
-    data: Path | None = None
-    output: Path
-    overwrite: bool = False
-    limit: int | None = None
-    num_fewshot: int | None = None
-    like: str = "trtllm-eval"
-    scorer: str = "exact"
-    chat: bool = False
-    system: str | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling fields that win over those of the task."""
-    concurrency: int = 32
-    allow_failed: int = 0
-    pass_at: float | None = None
-    """Percent."""
-    fail_below_band: bool = False
-    json: bool = False
-
-
-def run_evaluation(options: EvaluationOptions) -> int:
+def run_evaluation(options: argparse.Namespace) -> int:
     """Ask, score, write and print. Returns 1 where the score is below the band and that was asked for.
 
+    :param options: the command line's; `connect` makes a client, with further settings, and `fields` are the sampling
+        fields that win over those of the task.
     Raises ToolError where something is missing or wrong, or where questions failed; DeepseekTritonError where the
     server can't be had.
     """
@@ -311,7 +285,7 @@ async def _describe(connect: Callable[[], AsyncClient]) -> dict[str, Any]:
             return {}
 
 
-def _task(options: EvaluationOptions) -> EvaluationTask:
+def _task(options: argparse.Namespace) -> EvaluationTask:
     data, limit, shots = options.data, options.limit, options.num_fewshot
     if options.task_file is None:
         tasks: dict[str | None, Callable[[], EvaluationTask]] = {
@@ -335,7 +309,7 @@ def _task(options: EvaluationOptions) -> EvaluationTask:
 
 
 def _summary(
-    options: EvaluationOptions,
+    options: argparse.Namespace,
     task: EvaluationTask,
     model: HarnessModel,
     results: Mapping[str, Any],
