@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_tools.bench.workload import DatasetOptions, Lengths, NormalLengths, UniformLengths
 from deepseek_triton_tools.cli.bench_options import seed
 from deepseek_triton_tools.cli.parsing import VerbParser, Verbs, add_verb, number, option, path, positive, words
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import to_reader
+from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy takes longer than the rest of --help
@@ -65,6 +67,8 @@ _RANDOM_KINDS = {
     ),
 }
 """Name -> summary, options of an example, and options."""
+PREFIX_BLOCK = 32
+"""Tokens. TensorRT-LLM's KV cache reuses blocks of this size."""
 
 
 def add_dataset_form(forms: Verbs) -> None:
@@ -119,6 +123,70 @@ def _add_file_kinds(kinds: Verbs) -> None:
     option(shown, "--tokenizer NAME", text, words, default=argparse.SUPPRESS)
 
 
+# --- A dataset in numbers, and as a file ---
+
+
+def show_summary(name: str, requests: Iterable[BenchRequest]) -> None:
+    """Print how many requests there are, how long they are, and what their prompts have in common."""
+    import numpy as np
+
+    lengths: dict[str, list[int]] = {"input tokens": [], "input characters": [], "output tokens": []}
+    times: list[float] = []
+    num_requests = num_repeated = 0
+    seen: set[int] = set()
+    for request in requests:
+        num_requests += 1
+        if isinstance(request.prompt, str):
+            lengths["input characters"].append(len(request.prompt))
+        else:
+            lengths["input tokens"].append(len(request.prompt))
+            blocks = _prefix_hashes(request.prompt)
+            num_repeated += len(seen.intersection(blocks))
+            seen.update(blocks)
+        if request.output_tokens is not None:
+            lengths["output tokens"].append(request.output_tokens)
+        if request.at_s is not None:
+            times.append(request.at_s)
+    rows = []
+    for label, values in lengths.items():
+        if values:
+            statistics = [float(np.mean(values)), *np.percentile(values, [0, 50, 90, 99, 100]).tolist()]
+            rows.append([label, f"{sum(values):,}", *(f"{round(value):,}" for value in statistics)])
+    title = f"{name}: {num_requests:,} requests" + (f" in {max(times) - min(times):,.1f} s" if times else "")
+    show(Table(title=title, headings=["", "total", "mean", "min", "p50", "p90", "p99", "max"], rows=rows, is_grid=True))
+    if lengths["input tokens"]:
+        share = num_repeated * PREFIX_BLOCK / sum(lengths["input tokens"])
+        text = f"{share:.1%} of the input tokens are in a prefix that an earlier prompt has too"
+        print(paragraph(f"{text} (blocks of {PREFIX_BLOCK} tokens): what a prefix cache could spare."))
+
+
+def _prefix_hashes(ids: Sequence[int]) -> list[int]:
+    """A hash of each prefix that ends with a whole block."""
+    hashes, last = [], 0
+    for end in range(PREFIX_BLOCK, len(ids) + 1, PREFIX_BLOCK):
+        last = hash((last, ids[end - PREFIX_BLOCK : end]))
+        hashes.append(last)
+    return hashes
+
+
+def dataset_lines(requests: Iterable[BenchRequest]) -> Iterator[str]:
+    """Return a line for each request. Raises ToolError for one without a number of output tokens, which the format
+    requires."""
+    for task_id, request in enumerate(requests):
+        if request.output_tokens is None:
+            raise ToolError(
+                f"request {task_id + 1} has no number of output tokens, and trtllm-bench needs one; give it to all: "
+                "--output-mean N",
+                exit_code=2,
+            )
+        is_text = isinstance(request.prompt, str)
+        row: dict[str, Any] = {"task_id": task_id, "prompt" if is_text else "input_ids": request.prompt}
+        row["output_tokens"] = request.output_tokens
+        if request.at_s is not None:  # trtllm-bench ignores what it doesn't know
+            row["timestamp"] = round(request.at_s * 1000, 3)
+        yield json.dumps({**row, **(request.fields or {})}, separators=(",", ":"), ensure_ascii=False)
+
+
 # --- What runs ---
 
 
@@ -165,7 +233,6 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     requests = _requests_of_file(args, DatasetOptions(file=args.file), None)
-    from deepseek_triton_tools.bench.dataset_files import show_summary
     from deepseek_triton_tools.generating.records import file_name
 
     with to_reader():
@@ -191,7 +258,6 @@ def _vocabulary(args: argparse.Namespace) -> range:
 
 
 def _write(args: argparse.Namespace, requests: Iterable[BenchRequest]) -> int:
-    from deepseek_triton_tools.bench.dataset_files import dataset_lines
     from deepseek_triton_tools.host.whole_file import whole_file
 
     output = None if args.stdout else args.output
