@@ -245,7 +245,7 @@ def test_v32_may_be_given_what_newer_releases_have_with_a_warning():
 
 def test_what_a_release_can_not_have_is_an_omission():
     assert TEMPERATURE in {omission.key for omission in planned(mtp=1, release="1.1.0").omissions}
-    guided = {"mtp": 1, "release": "1.1.0", "overrides": (("guided_decoding_backend", "xgrammar"),)}
+    guided = {"mtp": 3, "release": "1.2.1", "overrides": (("guided_decoding_backend", "xgrammar"),)}
     assert "guided_decoding_backend" not in {omission.key for omission in planned(**guided).omissions}
 
 
