@@ -21,6 +21,7 @@ from deepseek_triton_build import (
     make_plan,
 )
 from deepseek_triton_build.arithmetic.gpu_memory import ready_within_s
+from deepseek_triton_build.check import check_repository
 from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.releases import find_dynamo
 from deepseek_triton_tools.cli.main import main
@@ -113,6 +114,19 @@ def validate(documents):
 
 DYNAMOS = [*load_yaml("dynamo_releases.yaml")["releases"]]
 FORMS = {**REQUESTS, **PAIRS, **{version: replace(R1, dynamo=version) for version in DYNAMOS}}
+
+
+def test_check_reads_the_engines_files_of_a_graph(tmp_path):
+    for request in (*REQUESTS.values(), *PAIRS.values(), R1):
+        (tmp_path / "dynamo.yaml").write_text(text_of(request))
+        report = check_repository(tmp_path)
+        assert report.models
+        assert [finding for finding in report.findings if finding.severity == "error"] == []
+    text = (tmp_path / "dynamo.yaml").read_text().replace("max_num_tokens:", "max_nun_tokens:", 1)
+    (tmp_path / "dynamo.yaml").write_text(text)
+    errors = [finding for finding in check_repository(tmp_path).findings if finding.severity == "error"]
+    line = text.splitlines().index(next(one for one in text.splitlines() if "max_nun_tokens" in one)) + 1
+    assert [(one.code, one.file, one.line) for one in errors] == [("S011", "dynamo.yaml", line)]
 
 
 @pytest.mark.slow  # the others below validate a form of either API version

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +38,9 @@ _REQUEST_TIMEOUT = ("-r", "--request_timeout")
 _METADATA = ("-m", "--metadata_server_config_file")
 # Its backend, or a step of the ensemble around it.
 _ENGINE_MODEL = re.compile(r'backend\s*:\s*"tensorrtllm"|name\s*:\s*"(preprocessing|postprocessing|tensorrt_llm_bls)"')
+# The file of `build --format dynamo`, and a file in its ConfigMap.
+_GRAPH = "dynamo.yaml"
+_CARRIED = re.compile(r"^  (?P<name>[\w.-]+\.ya?ml): \|\n(?P<lines>(?:    .*\n|\n)+)", re.MULTILINE)
 _SECTIONS = (*(f"{side}_servers" for side in SIDES), CLUSTER)
 
 
@@ -68,6 +73,9 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     options = options or CheckOptions()
     require_options(options)
     _require_path(directory)
+    graph = directory / _GRAPH if os.path.isdir(directory) else directory
+    if graph.name == _GRAPH and os.path.isfile(graph):
+        return _graph_report(graph, options)
     if _is_pair(directory):
         return _pair_report(directory, options)
     stamp, _ = read_stamp(directory, "")
@@ -83,6 +91,33 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
         return Report(findings=in_order(_orchestrator_findings(directory, pair, options)), models=())
     checked = _checked(directory, options)
     return Report(findings=in_order(checked.findings), models=tuple(one.model for one in checked.models))
+
+
+def _graph_report(graph: Path, options: CheckOptions) -> Report:
+    """Check the engine's files that a graph of Dynamo carries in its ConfigMap, each as a YAML file by itself."""
+    stamp, findings = read_stamp(graph.parent, "")
+    findings += changed_files(stamp, graph.parent, graph.parent, "")
+    options = replace(
+        options,
+        release=options.release or stamp.text("release"),
+        gpu=options.gpu or stamp.text("gpu"),
+        variant=options.variant or stamp.text("variant"),
+        precision=options.precision or stamp.text("precision"),
+    )
+    models = []
+    text = read_text(graph, _GRAPH)
+    for carried in _CARRIED.finditer(text if isinstance(text, str) else ""):
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch, carried["name"])
+            path.write_text(textwrap.dedent(carried["lines"]), encoding="utf-8")
+            checked = _checked(path, options)
+        above = text[: carried.start("lines")].count("\n") if isinstance(text, str) else 0
+        findings += [
+            replace(finding, file=_GRAPH, line=finding.line and finding.line + above) for finding in checked.findings
+        ]
+        models += [replace(one.model, file=f"{_GRAPH} ({one.model.file})") for one in checked.models]
+    findings += [text] if isinstance(text, Finding) else []
+    return Report(findings=in_order(findings), models=tuple(models))
 
 
 def _is_pair(directory: Path) -> bool:
