@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.html_page import readable
 from deepseek_triton_tools.bench.report import (
     ExpectedPoint,
     NamedResult,
@@ -121,11 +120,6 @@ def test_a_spread_is_over_the_runs_that_completed_something():
     assert (users.low, users.high) == tuple(run.figures.user_throughput for run in point.runs[1:])
     assert spread(replace(point, runs=(dead,)), "user_throughput") is None
     assert spread(point, "goodput") is None
-
-
-def test_a_number_is_readable():
-    texts = {0: "0", 0.077211: "0.07721", 274.4168: "274.4", 43146.2: "43,146", 1e7: "10,000,000"}
-    assert {value: readable(value) for value in texts} == texts
 
 
 # --- Pictures ---

@@ -133,8 +133,3 @@ def series_color(number: int) -> str:
 def picture_layout(x_title: str, y_title: str, *, height: int) -> Json:
     """Return plotly's `layout` of a picture with axes from 0."""
     return {"height": height, "xaxis": {"title": {"text": x_title}}, "yaxis": {"title": {"text": y_title}}}
-
-
-def readable(value: float) -> str:
-    """Four significant digits, and never an exponent."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -17,12 +17,11 @@ from deepseek_triton_tools.bench.html_page import (
     ReportPicture,
     html_table,
     picture_layout,
-    readable,
     series_color,
     write_page,
 )
 from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
-from deepseek_triton_tools.bench.result_tables import result_note, result_tables
+from deepseek_triton_tools.bench.result_tables import number_text, result_note, result_tables
 from deepseek_triton_tools.bench.workload import LoadPoint
 
 _LATE_MS, _LATE_SHARE = 10.0, 0.01
@@ -90,7 +89,7 @@ def write_report(path: Path, results: Sequence[NamedResult], expected: Sequence[
         path,
         f"Benchmark of {models}",
         warnings=list(report_warnings(results)),
-        tables=[_facts_table(results), *_figures_tables(results)],
+        tables=list(_tables(results)),
         sections=list(_sections(results, expected)) if any(named.measured for named in results) else (),
     )
 
@@ -129,7 +128,7 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
         ]
         busy = [(load, one.client_delay_ms) for load, one in runs_of_all if one.client_delay_ms > _LATE_MS]
         if late:
-            most_ms = readable(max(ms for _, ms in late))
+            most_ms = number_text(max(ms for _, ms in late))
             yield (
                 f"{named.name}: this client, not the server, was the limit at {'; '.join(dict(late))}: it sent "
                 f"requests up to {most_ms} ms late (99th percentile). Give it more cores or processes."
@@ -137,21 +136,25 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
         if busy:
             yield (
                 f"{named.name}: this client was busy at {'; '.join(dict(busy))}: times are exact to "
-                f"{readable(max(ms for _, ms in busy))} ms only; give it more cores"
+                f"{number_text(max(ms for _, ms in busy))} ms only; give it more cores"
             )
 
 
 # --- Tables ---
 
 
-def _facts_table(results: Sequence[NamedResult]) -> str:
-    """Return what was run: a row for each fact that a result has, a column for each result."""
+def _tables(results: Sequence[NamedResult]) -> Iterator[str]:
+    """Yield what was run, a row for each fact that a result has and a column for each result; then the figures."""
     columns = [_facts(named.result) for named in results]
     rows = [
         [name, *(column.get(name, "-") for column in columns)]
         for name in dict.fromkeys(name for column in columns for name in column)
     ]
-    return html_table("What was run", "facts", ["", *(named.name for named in results)], rows)
+    yield html_table("What was run", "facts", ["", *(named.name for named in results)], rows)
+    for named in results:
+        for table in result_tables(named.result):
+            title = f"{html.escape(named.name)}: {table.title.partition(':')[0]}"
+            yield html_table(title, "figures", table.headings, table.rows, result_note(named.result))
 
 
 def _facts(result: BenchResult) -> dict[str, str]:
@@ -170,13 +173,6 @@ def _facts(result: BenchResult) -> dict[str, str]:
         value = result.server.get(name, "")
         facts[title] = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else value
     return {name: str(value) for name, value in {**facts, "Command": result.command}.items() if value}
-
-
-def _figures_tables(results: Sequence[NamedResult]) -> Iterator[str]:
-    for named in results:
-        for table in result_tables(named.result):
-            title = f"{html.escape(named.name)}: {table.title.partition(':')[0]}"
-            yield html_table(title, "figures", table.headings, table.rows, result_note(named.result))
 
 
 # --- Pictures ---
@@ -231,13 +227,14 @@ def pareto_picture(results: Sequence[NamedResult], expected: Sequence[ExpectedPo
         marks = {
             "mode": "markers+text",
             "marker": {"color": color, "size": 9, "symbol": symbols},
+            "textfont": {"color": color},
             "hovertemplate": f"%{{hovertext}}<br>%{{x:,.4~r}} tok/s/user<br>%{{y:,.4~r}} tok/s/{share}"
             "<extra>%{fullData.name}</extra>",
         }
         places = ["top right" if n in front else "bottom left" for n in range(len(points))]
-        data += [line, _trace(named.name, points, users, shares, color) | marks | _labels(points, color, places)]
+        data += [line, _trace(named.name, points, users, shares, color) | marks | {"textposition": places}]
         fronts += [
-            f"{named.name}, {points[n].load.label}: {readable(users[n].mean)} and {readable(shares[n].mean)}"
+            f"{named.name}, {points[n].load.label}: {number_text(users[n].mean)} and {number_text(shares[n].mean)}"
             for n in front
         ]
     if expected and share == "GPU":
@@ -288,7 +285,7 @@ def latency_pictures(results: Sequence[NamedResult]) -> Iterator[ReportPicture]:
                     "<extra>%{fullData.name}</extra>",
                 }
                 if percentile == "p99":
-                    style |= _labels(points, color, "top center") | {"mode": "lines+markers+text"}
+                    style |= {"textposition": "top center", "textfont": {"color": color}, "mode": "lines+markers+text"}
                 trace = _trace(named.name, points, x, _spreads(points, f"{figure}.{percentile}"), color)
                 data += [trace | style] if points else []
         if not data:
@@ -300,7 +297,7 @@ def latency_pictures(results: Sequence[NamedResult]) -> Iterator[ReportPicture]:
         yield ReportPicture(
             title=title,
             alt=f"Line plot of the median and the 99th percentile over the throughput per {share}: "
-            f"from {readable(low)} to {readable(high)} ms. The table has every figure.",
+            f"from {number_text(low)} to {number_text(high)} ms. The table has every figure.",
             figure={"data": data, "layout": layout},
         )
 
@@ -310,6 +307,7 @@ def _trace(name: str, points: Sequence[BenchPoint], x: Sequence[RunSpread], y: S
     trace: Json = {
         "type": "scatter",
         "name": html.escape(name, quote=False),
+        "text": [short_load(point.load) for point in points],
         "cliponaxis": False,
         "hovertext": [
             point.label + (f", mean of {number} runs" if (number := len(point.counted_runs)) > 1 else "")
@@ -329,11 +327,6 @@ def _trace(name: str, points: Sequence[BenchPoint], x: Sequence[RunSpread], y: S
                 "width": 3,
             }
     return trace
-
-
-def _labels(points: Sequence[BenchPoint], color: str, positions: str | Sequence[str]) -> Json:
-    labels = [short_load(point.load) for point in points]
-    return {"text": labels, "textposition": positions, "textfont": {"color": color}}
 
 
 def timeline_pictures(results: Sequence[NamedResult]) -> list[ReportPicture]:
@@ -399,8 +392,8 @@ def _timeline_picture(title: str, run: BenchRun, color: str) -> ReportPicture:
     inflight, tokens = lines["in flight"][1], lines["tokens/s"][1]
     return ReportPicture(
         title=title,
-        alt=f"Lines over {readable(times[-1] - times[0])} seconds: at most {readable(max(inflight))} requests in "
-        f"flight, at most {readable(max(tokens))} output tokens a second, {failed:,} failed requests.",
+        alt=f"Lines over {number_text(times[-1] - times[0])} seconds: at most {number_text(max(inflight))} requests in "
+        f"flight, at most {number_text(max(tokens))} output tokens a second, {failed:,} failed requests.",
         figure={"data": data, "layout": layout},
     )
 

@@ -171,7 +171,9 @@ def _finite(value: Any) -> Any:
 
 def usage_line(completion: Completion) -> str:
     """One line: how many tokens, how fast, and which server answered."""
-    parts = [f"{_count(completion.num_input_tokens)} tokens in", f"{_count(completion.num_output_tokens)} out"]
+    counts = (completion.num_input_tokens, completion.num_output_tokens)
+    num_input, num_output = ("?" if number is None else number for number in counts)
+    parts = [f"{num_input} tokens in", f"{num_output} out"]
     if completion.time_to_first_token_s is not None:
         parts.append(f"first after {completion.time_to_first_token_s:.2f} s")
     parts.append(f"{completion.total_s:.2f} s in all")
@@ -187,7 +189,3 @@ def tokens_per_s(completion: Completion) -> float | None:
     if completion.num_output_tokens is None or completion.total_s <= 0:
         return None
     return completion.num_output_tokens / completion.total_s
-
-
-def _count(number: int | None) -> str:
-    return "?" if number is None else str(number)
