@@ -198,6 +198,6 @@ def test_show_counts_lengths_and_common_prefixes_or_characters(tmp_path, capsys)
 
 
 def test_without_numpy_it_says_what_to_install(refused, monkeypatch):
-    monkeypatch.setattr("deepseek_triton_tools.cli.bench_dataset.find_spec", {}.get)
+    monkeypatch.setattr("deepseek_triton_tools.cli.bench.find_spec", {}.get)
     for line in (ONE, "convert f", "show f"):
         assert "numpy: pip install '.[bench]'" in refused(line)

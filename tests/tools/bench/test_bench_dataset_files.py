@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deepseek_triton_tools.bench.dataset_files import HASHED_BLOCK, FileConversationSource, parse_row
 from deepseek_triton_tools.bench.random_prompts import text_token_ids
 from deepseek_triton_tools.bench.workload import BenchRequest, DatasetOptions, NormalLengths
-from deepseek_triton_tools.cli.bench_dataset import dataset_lines
+from deepseek_triton_tools.cli.bench import dataset_lines
 from deepseek_triton_tools.tool_errors import ToolError
 
 
