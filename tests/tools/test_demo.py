@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from deepseek_triton_tools.cli.demo import PROMPTS
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.generating.demo import PROMPTS
 from support.documents import read
 from support.terminal_session import Terminal
 
