@@ -1,1 +1,1 @@
-"""Prompts in, completions out: one, a conversation, or a batch of JSON Lines."""
+"""A batch of JSON Lines, and requests and completions as JSON."""
