@@ -152,7 +152,14 @@ def check_programs(path: Path, options: CheckOptions) -> list[ModelCheck]:
     for name in read:
         servers = [one.server for one in checked if one.name == name and one.program is not None]
         models[0].findings += shared_gpus(servers, name)
-    return models
+    # Branches that lead to one command with other words, such as eval.sh's tasks, are one server to whoever reads this.
+    told: dict[object, ModelCheck] = {}
+    for one in checked:
+        place = one.program and (one.program.line, one.program.visible_gpus)
+        earlier = told.setdefault((one.name, place, one.model), one)
+        if earlier is not one:
+            earlier.findings += [finding for finding in one.findings if finding not in earlier.findings]
+    return list(told.values())
 
 
 @dataclass(kw_only=True)
