@@ -91,10 +91,10 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int | None, tritons
     from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 
     started = time.monotonic()
+    plan = make_plan(PlanRequest(variant="tiny", engine=engine, preset=preset))
     print(f"{paragraph(f'deepseek-triton demo: {_ENGINES[engine]}.', '', '')}\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-demo-") as scratch:
         repository = Path(scratch, "repository")
-        plan = make_plan(PlanRequest(variant="tiny", engine=engine, preset=preset))
         write_repository(repository_files(plan, version=__version__), repository)
         _say("repository", f"the files that Triton serves, in {repository} until the demo ends")
         with _serve(repository, tritonserver) as server:
