@@ -310,7 +310,7 @@ def test_what_the_engine_does_not_read_is_left_out(tmp_path):
 
 def test_a_model_yaml_without_a_checkpoint_is_refused(tmp_path):
     cases = {
-        "model: [": "model.yaml:2: not YAML",
+        "model: [": "model.yaml:1: not YAML",
         "tensor_parallel_size: 8\n": "expected model: and a checkpoint's folder or name, found null",
         "model: 3\n": "found 3",
         "- a\n": "expected a mapping",
