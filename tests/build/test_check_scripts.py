@@ -101,6 +101,10 @@ STARTED = {
     "docker exec trtllm-serve bash -lc 'trtllm-serve m 1'": [["1"]],
     'kubectl exec pod -- bash -c "exec trtllm-serve m 1"': [["1"]],
     'main() {\n  trtllm-serve m 1\n}\n"$@"': [["1"]],
+    "declare -A T=([a]=8 [b]=4)\ntrtllm-serve m ${T[b]} ${T[$X]}": [["4", "${T[$X]}"]],
+    'G=(x y)\nfor i in "${!G[@]}"; do trtllm-serve m $i${G[$i]}; done': [["0x"], ["1y"]],
+    "T=8\nwhile [ $# -gt 0 ]; do case $1 in -t) T=$2; shift 2;; esac; done\ntrtllm-serve m $T": [["8"]],
+    "xargs -a words trtllm-serve m": [["what xargs adds"]],
 }
 
 
@@ -142,6 +146,7 @@ CHECKED = {
     f"#SBATCH --ntasks 8\ntrtllm-llmapi-launch trtllm-serve {R1} {EIGHT}": {"T018:2"},
     f"srun -N 2 --ntasks-per-node 1 trtllm-serve {R1} {EIGHT}": set(),
     f"srun -n 8 vllm serve {R1} -tp 8": {"T018:1"},
+    f"docker run --gpus 4 vllm/vllm-openai:v0.24.0 {R1} -tp 8": {"T013:1"},
 }
 
 

@@ -79,15 +79,21 @@ def check_vllm_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int
 
 
 def hidden_gpus(
-    visible: Variable | None, num_ranks: int, gpu: Gpu | None, way: str = TRTLLM_RANKS, *, file: str
+    visible: Variable | None,
+    num_ranks: int,
+    gpu: Gpu | None,
+    way: str = TRTLLM_RANKS,
+    *,
+    file: str,
+    name: str = VISIBLE_GPUS,
 ) -> Iterator[Finding]:
-    """Find a CUDA_VISIBLE_DEVICES that shows the ranks of a node fewer GPUs than they need."""
+    """Find a CUDA_VISIBLE_DEVICES, or another `name`, that shows the ranks of a node fewer GPUs than they need."""
     shown = visible_gpus(visible)
     needed = min(num_ranks, gpu.gpus_per_node) if gpu is not None else num_ranks
     if visible is not None and shown is not None and len(shown) < needed:
-        message = f"{VISIBLE_GPUS}={visible.value} shows {len(shown)} GPUs to {needed} ranks ({way})"
-        fix = f"name {needed} GPUs, or remove the variable"
-        yield codes.TOO_FEW_GPUS.finding(message, fix, file=file, line=visible.line, key=VISIBLE_GPUS)
+        message = f"{name}={visible.value} shows {len(shown)} GPUs to {needed} ranks ({way})"
+        fix = f"name {needed} GPUs, or remove {'the variable' if name == VISIBLE_GPUS else name}"
+        yield codes.TOO_FEW_GPUS.finding(message, fix, file=file, line=visible.line, key=name)
 
 
 def visible_gpus(visible: Variable | None) -> list[str] | None:
@@ -136,7 +142,7 @@ class _Launch(NamedTuple):
     tool: Word | None
     """mpirun or srun; None where nothing does."""
     processes: int | None
-    """ None where that is not known."""
+    """None where that is not known."""
     num_nodes: int | None
     has_launcher: bool
 

@@ -59,6 +59,7 @@ from deepseek_triton_build.check.scripts import (
     QUICKSTART,
     SCRIPT_SUFFIXES,
     START_SCRIPT,
+    VISIBLE_GPUS,
     VLLM,
     Program,
     ShellScript,
@@ -156,8 +157,10 @@ def check_programs(path: Path, options: CheckOptions) -> list[ModelCheck]:
     told: dict[object, ModelCheck] = {}
     for one in checked:
         place = one.program and (one.program.line, one.program.visible_gpus)
-        earlier = told.setdefault((one.name, place, one.model), one)
+        earlier = told.setdefault((one.name, place, replace(one.model, unchecked=())), one)
         if earlier is not one:
+            unchecked = dict.fromkeys((*earlier.model.unchecked, *one.model.unchecked))
+            earlier.model = replace(earlier.model, unchecked=tuple(unchecked))
             earlier.findings += [finding for finding in one.findings if finding not in earlier.findings]
     return list(told.values())
 
@@ -228,7 +231,7 @@ class _ProgramCheck(ModelCheck):
             in_yaml = None if document is None else document.values.get("model")
             model = (self.program and self.program.model) or (in_yaml if isinstance(in_yaml, str) else None)
             self.check_rules(document, release, model or "")
-        return self.done(self.shown_name or file if file == self.name else file, model, "none", "tensorrt_llm")
+        return self.done(self.shown_name if file == self.name else file, model, "none", "tensorrt_llm")
 
     @property
     def image(self) -> tuple[str, str] | None:
@@ -385,8 +388,8 @@ class _ProgramCheck(ModelCheck):
         programs, none needs all of them."""
         if self.num_ranks is None:
             return
-        visible = None if self.program is None else self.program.visible_gpus
-        self.findings += hidden_gpus(visible, self.num_ranks, self.known.gpu, way, file=self.name)
+        name, visible = (VISIBLE_GPUS, None) if self.program is None else self.program.gpus_shown
+        self.findings += hidden_gpus(visible, self.num_ranks, self.known.gpu, way, file=self.name, name=name)
         gpus, shown = self.known.num_gpus, visible_gpus(visible)
         several = self.script is not None and len([one for one in self.script.programs if one.is_engine]) > 1
         if gpus is None or shown is not None or (several and gpus > self.num_ranks):

@@ -14,6 +14,7 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, read_text
 from deepseek_triton_build.check.script_lines import TOKEN, mended_lines, unquoted
 from deepseek_triton_build.check.shell import (
+    MOST_STATES,
     STARTING_NOTHING,
     Command,
     Variable,
@@ -100,7 +101,8 @@ class ShellScript:
 
     @cached_property
     def _started(self) -> tuple[Sequence[Command], Mapping[str, Variable]]:
-        return read_commands(self.text, self.folder)
+        # start.sh is long, and only its variables are asked for.
+        return read_commands(self.text, self.folder, 1 if self.file == START_SCRIPT else MOST_STATES)
 
     @property
     def variables(self) -> Mapping[str, Variable]:
@@ -163,6 +165,27 @@ class Program:
         return self.environment.get(VISIBLE_GPUS)
 
     @property
+    def gpus_shown(self) -> tuple[str, Variable | None]:
+        """What shows it GPUs, and which: CUDA_VISIBLE_DEVICES, or docker's option with a number or a list of them."""
+        for before, word in pairwise((Word("", 0), *self.starts[0])):
+            option, _, text = (
+                word.text.partition("=") if word.text.startswith("--gpus=") else (before.text, "", word.text)
+            )
+            numbers = text.strip("\"'").removeprefix("device=")
+            if (
+                option == "--gpus"
+                and self.visible_gpus is None
+                and re.fullmatch(r"\d[\d,]*", numbers)
+                and word.is_known
+            ):
+                is_count = "device" not in text
+                listed = (
+                    ",".join(map(str, range(min(int(numbers), 64)))) if is_count and numbers.isdecimal() else numbers
+                )
+                return option, Variable(value=listed, line=word.line)
+        return VISIBLE_GPUS, self.visible_gpus
+
+    @property
     def is_engine(self) -> bool:
         """Whether it runs a model by itself."""
         return self.name != VLLM_BENCH and not any(word.text in _OTHER_VERBS for word in self.words)
@@ -197,7 +220,7 @@ class Program:
         for word in self.words:
             last = found[-1] if found else None
             is_flag = word.text.startswith("--") or (self.name == VLLM and _SHORT_FLAG.fullmatch(word.text))
-            is_list = word.is_open and ("[" in word.text or "@" in word.text)
+            is_list = word.is_open and ("@" in word.text or "[*]" in word.text)
             if word.text.startswith("--$") or is_list or (word.is_open and (last is None or last.values)):
                 unseen.append(word)
             elif is_flag:
@@ -247,6 +270,8 @@ def _program(command: Command, number: int) -> Program | None:
         start = (*command.before, *words[: position + 1])
         given = [match for before, word in pairwise(start) if (match := _container_variable(before.text, word))]
         environment = {**command.environment, **dict(given)}
+        if any(base_name(one.text) in ("xargs", "parallel") for one in start):
+            rest = (*rest, Word("what xargs adds", word.line, is_known=False, is_open=True))
         is_verb = bool(rest) and rest[0].text == "serve" and name in (VLLM, "trtllm-serve")
         return Program(
             name=name,

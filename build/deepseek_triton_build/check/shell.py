@@ -5,8 +5,10 @@ Each branch whose condition is not decided by the script alone is followed, in a
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,22 +24,25 @@ _MARKS = str.maketrans("", "", UNKNOWN + END + _DEFAULT + _OPEN)
 _ONE_UNKNOWN = re.compile(f"{_OPEN}?{UNKNOWN}[^{END}]*{END}")
 _FIELD = re.compile(rf"(?:{_OPEN}?{UNKNOWN}[^{END}]*{END}|\S)+")
 _ASSIGNMENT = re.compile(r"(\w+)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
+_TABLE_ROW = re.compile(r"\[(.*?)\]=(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"(#?)(\w+|[@*#?$!-])(\[[^]]*\])?(.*)", re.DOTALL)
 _NAME = re.compile(r"\$(\w+|[@*#?$!-])")
 _SAME_VARIABLE = re.compile(r'"?\$\{?(\w+)(?::?-[^}]*)?\}?"?')
 _RANGE = re.compile(r"(?<!\$)\{(?:(-?\d{1,6})\.\.(-?\d{1,6})|([^{}\s\"'$]*,[^{}\s\"'$]*))\}")
 _COUNTING = re.compile(r"\s*(\w+)\s*(\+\+|--|[-+*]?=(?!=))(.*)", re.DOTALL)
 _SUM = re.compile(r"[\d\s()+*/%<>=!-]{1,200}")
+_ORDERS = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _HINT = re.compile(r"trtllm-|tensorrt_llm|vllm|tritonserver|quickstart_advanced")
 _SHELLS = ("bash", "sh", "dash", "zsh", "ssh", "srun", "docker", "podman", "kubectl", "oc")
 # Commands that name a program without starting it.
 STARTING_NOTHING = (
     *("echo", "printf", "trap", "command", "which", "type", "hash", "alias", "cat", "tee", "logger", "log", "info"),
     *("pgrep", "pkill", "killall", "kill", "grep", "egrep", "sed", "awk", "pip", "pip3", "apt", "apt-get", "die"),
+    "chmod",
     *("curl", "wget", "git", "mkdir", "ls", "rm", "cp"),
 )
 _DECLARING = ("export", "declare", "typeset", "local", "readonly")
-_MOST_STATES, _MOST_ROUNDS, _MOST_LEVELS, _MOST_COMMANDS = 8, 64, 12, 5000
+MOST_STATES, _MOST_ROUNDS, _MOST_LEVELS, _MOST_NODES = 8, 64, 12, 20_000
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Written:
     line: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     words: tuple[Word, ...]
     before: tuple[Word, ...]
@@ -125,12 +130,15 @@ class _State:
         return [self]
 
 
-def read_commands(text: str, folder: Path | None = None) -> tuple[Sequence[Command], Mapping[str, Variable]]:
+def read_commands(
+    text: str, folder: Path | None = None, most_states: int = MOST_STATES
+) -> tuple[Sequence[Command], Mapping[str, Variable]]:
     """Return the commands that a script would start, and the variables that it exports or gives to a command.
 
     :param folder: where the files lie that the script reads commands from, with `source`.
+    :param most_states: how many ways through the script are told apart.
     """
-    run = _Run(folder)
+    run = _Run(folder, most_states)
     body = parse(text.translate(_MARKS))
     states = run.body(body, [_State()])
     # A function that nobody calls is one for the user, who names it as an argument.
@@ -142,19 +150,23 @@ def read_commands(text: str, folder: Path | None = None) -> tuple[Sequence[Comma
 class _Run:
     """One walk over a script."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder, self.level = folder, 0
+    def __init__(self, folder: Path | None, most_states: int) -> None:
+        self.folder, self.most_states, self.level = folder, most_states, 0
         self.commands: list[Command] = []
         self.variables: dict[str, Variable] = {}
         self.functions: dict[str, Body] = {}
         self.called: set[str] = set()
         self.numbers: dict[object, int] = {}
+        self.num_nodes = 0
 
     def body(self, body: Body, states: list[_State]) -> list[_State]:
         self.level += 1
         for node in body if self.level <= _MOST_LEVELS * 4 else ():
+            self.num_nodes += len(states)
+            if self.num_nodes > _MOST_NODES:
+                break
             states = [new for state in states for new in ([state] if state.ended else self.node(node, state))]
-            states = _fewer([state for state in states if state.ended != "exit"])
+            states = _fewer([state for state in states if state.ended != "exit"], self.most_states)
         self.level -= 1
         return states
 
@@ -170,7 +182,7 @@ class _Run:
             "!": self.negated,
             "&&": self.chain,
             "||": self.chain,
-            "if": self.conditional,
+            "if": lambda node, state: self.branches(node.bodies, state),
             "while": self.loop,
             "until": self.loop,
             "for": self.loop_over,
@@ -214,9 +226,6 @@ class _Run:
         self.functions[node.words[0].text] = node.bodies[0]
         return state.after(True)
 
-    def conditional(self, node: Node, state: _State) -> list[_State]:
-        return self.branches(node.bodies, state)
-
     def branches(self, bodies: tuple[Body, ...], state: _State) -> list[_State]:
         if len(bodies) < 2:
             return self.body(bodies[0], [state]) if bodies else state.after(True)
@@ -255,8 +264,10 @@ class _Run:
             before = [dict(state.variables) for state in states]
             states = self.body(condition, states)
             if any(state.status is None or state.is_likely for state in states):
-                kept = [state.copy() for state in states if state.is_likely and state.status is False]
-                states = kept or self.body(body, states)
+                # Words that the user may give, or a wait: by itself the script does not go through it.
+                kept = [state.copy() for state in states if state.is_test or state.is_likely]
+                states = self.body(body, states)
+                states = kept or states
                 break
             if all(state.status == (node.kind == "until") for state in states):
                 break
@@ -323,8 +334,7 @@ class _Run:
             if all(_ASSIGNMENT.fullmatch(raw.text) for raw in raws):
                 self.assign(match, raws[0].line, state)
             else:
-                value = _word(self.text(Raw(match[4], 0), state), raws[0].line)
-                given[match[1]] = Variable(value=value.value, line=value.line)
+                given[match[1]] = _variable(self.text(Raw(match[4], 0), state), raws[0].line)
             raws.pop(0)
         if not raws:
             self.redirect(node.redirects, state, "")
@@ -336,7 +346,9 @@ class _Run:
             return state.after(None)
         for redirect in node.redirects:
             if redirect.operator == "<<":
-                text = redirect.target.text if redirect.is_literal else self.quoted(redirect.target, state)
+                text = (
+                    redirect.target.text if redirect.is_literal else self.text(redirect.target, state, in_quotes=True)
+                )
                 given_input = (text, redirect.target.line)
             elif redirect.operator == "<<<":
                 given_input = (self.text(redirect.target, state), redirect.target.line)
@@ -375,15 +387,15 @@ class _Run:
             for text in values:
                 state.variables.pop(text, None)
                 state.exported.pop(text, None)
-        elif name in ("read", "mapfile", "readarray", "getopts") or values[:1] == ["-v"]:
-            for text in values:
-                if re.fullmatch(r"[A-Za-z_]\w*", text):
-                    state.variables[text] = ((_unknown(f"${text}"), 0),)
+        elif name in ("read", "mapfile", "readarray", "getopts") or (name == "printf" and values[:1] == ["-v"]):
+            names = [text for text in (*values, "OPTARG") if re.fullmatch(r"[A-Za-z_]\w*", text)]
+            state.variables |= {text: ((_unknown(f"${text}"), 0),) for text in names}
+            return state.after(None, is_likely=name == "getopts")
         elif name == "eval":
             return self.nested(" ".join(values), words[0][1], state)
         elif name in ("source", ".") and values:
             script = self.script(values[0], state)
-            return state.after(None) if script is None else self.nested(script, words[0][1], state)
+            return state.after(None) if script is None else self.nested(script, words[0][1], state, is_elsewhere=True)
         else:
             self.start(words, given, state)
             state.output += _output(name, values, state.input)
@@ -399,10 +411,11 @@ class _Run:
             after.arguments, after.ended = own, ""
         return states
 
-    def nested(self, text: str, line: int, state: _State) -> list[_State]:
+    def nested(self, text: str, line: int, state: _State, *, is_elsewhere: bool = False) -> list[_State]:
         """Run a text that a command takes for a script."""
         self.level += 3
-        states = self.body(parse(text, line), [state]) if self.level < _MOST_LEVELS else [state]
+        body = parse(text, line, is_elsewhere=is_elsewhere) if self.level < _MOST_LEVELS else ()
+        states = self.body(body, [state])
         self.level -= 3
         return states
 
@@ -418,50 +431,33 @@ class _Run:
     def start(self, words: list[_Text], given: dict[str, Variable], state: _State) -> None:
         """Keep a command, and run the scripts among its words."""
         command = [_word(text, line) for text, line in words]
-        environment = {
-            name: Variable(value=_word(self.joined(state.variables[name]), line).value, line=line)
-            for name, line in state.exported.items()
-            if name in state.variables
-        }
-        if command[0].text == "env":
-            match_all = [(_ASSIGNMENT.fullmatch(word.text), word) for word in command[1:]]
-            for match, word in match_all:
-                if match is not None:
-                    given[match[1]] = Variable(value=match[4] if word.is_known else None, line=word.line)
-        for name, variable in given.items():
-            self.variables.setdefault(name, variable)
+        exported = {name: line for name, line in state.exported.items() if name in state.variables}
+        environment = {name: _variable(_joined(state.variables[name]), line) for name, line in exported.items()}
+        for text, line in words[1:] if command[0].text == "env" else ():
+            if (match := _ASSIGNMENT.fullmatch(text)) is not None:
+                given[match[1]] = _variable(match[4], line)
+        self.variables = {**given, **self.variables}
         environment |= given
         key = (tuple(command), state.before, state.in_background, tuple(environment.items()))
-        is_new = key not in self.numbers
         number = self.numbers.setdefault(key, len(self.commands))
-        started = state.started
-        if state.in_background:
-            state.started = started | {number}
-        if not is_new or number > _MOST_COMMANDS:
+        started, state.started = state.started, state.started | ({number} if state.in_background else set())
+        if number < len(self.commands):
             return
-        self.commands.append(
-            Command(
-                words=tuple(command),
-                before=state.before,
-                environment=environment,
-                files=dict(state.files),
-                beside=started,
-            )
-        )
+        files = dict(state.files)
+        self.commands.append(Command(tuple(command), state.before, environment, files, beside=started))
         if base_name(command[0].text) not in STARTING_NOTHING:
             self.run_scripts(words, command, given, state)
 
     def run_scripts(self, words: list[_Text], command: list[Word], given: dict[str, Variable], state: _State) -> None:
         """Run the texts among a command's words, and its input, that are scripts by themselves."""
         for position, (text, line) in enumerate(words):
-            is_file = position < 2 and text.endswith(".sh") and base_name(text) in state.files
-            script = state.files[base_name(text)].text if is_file else text
-            if not is_file and not (re.search(r"\s", text) and _HINT.search(text)):
+            file = state.files.get(base_name(text)) if text.endswith(".sh") else None
+            if file is None and not (re.search(r"\s", text) and _HINT.search(text)):
                 continue
             child = state.copy(before=(*state.before, *command[:position]), output="", ended="")
-            child.arguments = tuple(words[position + (1 if is_file else 2) :])
+            child.arguments = tuple(words[position + (1 if file else 2) :])
             self.give(given, child)
-            for after in self.nested(script, line, child):
+            for after in self.nested(*((file.text, file.line) if file else (text, line)), child):
                 state.started |= after.started
         if state.input and any(base_name(word.text) in _SHELLS for word in command) and _HINT.search(state.input):
             child = state.copy(before=(*state.before, *command), output="", input="", ended="")
@@ -495,41 +491,32 @@ class _Run:
                 self.assign(match, raw.line, state)
             if exports and name in state.variables:
                 state.exported[name] = raw.line
-                value = _word(self.joined(state.variables[name]), raw.line)
-                self.variables.setdefault(name, Variable(value=value.value, line=raw.line))
+                self.variables.setdefault(name, _variable(_joined(state.variables[name]), raw.line))
         return state.after(True)
 
     def assign(self, match: re.Match[str], line: int, state: _State) -> None:
         name, index, plus, text = match.groups()
         before = state.variables.get(name, ()) if plus else ()
         if text.startswith("(") and text.endswith(")"):
-            start = line
-            elements = parse(text[1:-1].replace("\n", " \\\n"), start)
-            raws = [raw for node in elements for raw in node.words] if elements else []
-            values = tuple((value, raw.line) for raw in raws for value in self.fields(raw, state))
-            is_table = any(value.startswith("[") and "]=" in value for value, _ in values)
-            state.variables[name] = ((_OPEN + _unknown(f"${name}"), line),) if is_table else (*before, *values)
+            raws = [raw for node in parse(text[1:-1].replace("\n", " \\\n"), line) for raw in node.words]
+            values = [(value, raw.line) for raw in raws for value in self.fields(raw, state)]
+            table = {row[1]: (row[2], at) for value, at in values if (row := _TABLE_ROW.fullmatch(value))}
+            state.variables |= {f"{name}[{key}]": (value,) for key, value in table.items()}
+            state.variables[name] = (*before, *(table.values() or values))
         elif index:
-            state.variables[name] = ((_OPEN + _unknown(f"${name}"), line),)
+            key = self.text(Raw(index[1:-1], 0), state)
+            state.variables[f"{name}[{key}]"] = ((self.text(Raw(text, line), state), line),)
         else:
-            value = self.joined(before[:1]) + self.text(Raw(text, line), state)
+            value = _joined(before[:1]) + self.text(Raw(text, line), state)
             state.variables[name] = ((value, line), *before[1:])
         if name in state.exported and name not in self.variables:
-            self.variables[name] = Variable(value=_word(self.joined(state.variables[name]), line).value, line=line)
+            self.variables[name] = _variable(_joined(state.variables[name]), line)
 
     # Words
 
-    @staticmethod
-    def joined(values: Sequence[_Text]) -> str:
-        return " ".join(text for text, _ in values)
-
-    def text(self, raw: Raw, state: _State) -> str:
-        """Return a word that is not split."""
-        return "".join(" ".join(values) for values, _ in self.pieces(raw, state, in_quotes=False)).replace(_OPEN, "")
-
-    def quoted(self, raw: Raw, state: _State) -> str:
-        """Return a text as if it stood in double quotes."""
-        return "".join(" ".join(values) for values, _ in self.pieces(raw, state, in_quotes=True)).replace(_OPEN, "")
+    def text(self, raw: Raw, state: _State, *, in_quotes: bool = False) -> str:
+        """Return a word that is not split, or a text as if it stood in double quotes."""
+        return "".join(" ".join(values) for values, _ in self.pieces(raw, state, in_quotes)).replace(_OPEN, "")
 
     def fields(self, raw: Raw, state: _State) -> list[str]:
         """Return the words that a word becomes."""
@@ -544,7 +531,7 @@ class _Run:
             return [value for text in texts for value in self.fields(Raw(text, raw.line), state)]
         result: list[str] = []
         is_joined = False
-        for values, is_split in self.pieces(raw, state, in_quotes=False):
+        for values, is_split in self.pieces(raw, state, False):
             parts = values
             if is_split:
                 text = " ".join(values)
@@ -558,7 +545,7 @@ class _Run:
             is_joined = bool(result) and not (is_split and " ".join(values)[-1:].isspace())
         return result
 
-    def pieces(self, raw: Raw, state: _State, *, in_quotes: bool) -> Iterator[tuple[list[str], bool]]:
+    def pieces(self, raw: Raw, state: _State, in_quotes: bool) -> Iterator[tuple[list[str], bool]]:
         """Yield the parts of a word: what each becomes, and whether it is split at blanks."""
         text, position = raw.text, 0
         while position < len(text):
@@ -566,9 +553,7 @@ class _Run:
             name = _NAME.match(text, start)
             special = "\\$`" + UNKNOWN if in_quotes else "\\$`'\"<>" + UNKNOWN
             if text[start] not in special:
-                position += 1
-                while position < len(text) and text[position] not in special:
-                    position += 1
+                position = next((at for at in range(start, len(text)) if text[at] in special), len(text))
                 yield [text[start:position]], False
                 continue
             position = name.end() if name else end_of(text, start)
@@ -582,11 +567,9 @@ class _Run:
                 inside = chunk[chunk.index("'") + 1 : -1]
                 yield [inside if chunk[0] == "'" else inside.replace("\\n", "\n").replace("\\'", "'")], False
             elif chunk[0] == '"':
-                inner = list(self.pieces(Raw(chunk[1:-1], raw.line), state, in_quotes=True))
-                if len(inner) == 1:
-                    yield inner[0][0], False
-                else:
-                    yield [_OPEN_INSIDE.sub("", "".join(" ".join(values) for values, _ in inner))], False
+                inner = list(self.pieces(Raw(chunk[1:-1], raw.line), state, True))
+                whole = "".join(" ".join(values) for values, _ in inner).replace(_OPEN, "")
+                yield inner[0][0] if len(inner) == 1 else [whole], False
             elif chunk[0] in "<>":
                 yield [chunk if len(chunk) == 1 else _unknown(chunk)], False
             else:
@@ -600,21 +583,15 @@ class _Run:
         if chunk.startswith("$((") and chunk.endswith("))"):
             value = self.number(chunk[3:-2], state)
             return [_unknown(chunk) if value is None else value], False
-        if chunk.startswith("$("):
-            return [self.output_of(chunk[2:-1], chunk, line, state)], False
-        if chunk[0] == "`":
-            return [self.output_of(chunk[1:-1], chunk, line, state)], False
-        if chunk.startswith("${"):
-            return self.parameter(chunk[2:-1], chunk, state, in_quotes=in_quotes)
-        return self.parameter(chunk[1:], chunk, state, in_quotes=in_quotes) if len(chunk) > 1 else (["$"], False)
+        if chunk.startswith(("$(", "`")):
+            return [self.output_of(chunk.lstrip("$`(")[:-1], chunk, line, state)], False
+        body = chunk[2:-1] if chunk.startswith("${") else chunk[1:]
+        return self.parameter(body, chunk, state, in_quotes=in_quotes) if body else (["$"], False)
 
     def output_of(self, text: str, chunk: str, line: int, state: _State) -> str:
         if text.strip().startswith("<"):
             return _unknown(chunk)
-        outer = self.level
-        self.level += 3
-        states = self.body(parse(text, line), [state.copy(output="", ended="")]) if outer < _MOST_LEVELS else []
-        self.level = outer
+        states = self.nested(text, line, state.copy(output="", ended=""))
         outputs = {after.output.rstrip("\n") for after in states}
         text = outputs.pop() if len(outputs) == 1 else _NO_OUTPUT
         return _unknown(chunk) if _NO_OUTPUT in text else text
@@ -634,14 +611,17 @@ class _Run:
 
     def parameter(self, body: str, chunk: str, state: _State, *, in_quotes: bool) -> tuple[list[str], bool]:
         match = _PARAMETER.fullmatch(body)
+        if body.endswith("[@]") and body.startswith("!"):
+            return [str(index) for index, _ in enumerate(state.variables.get(body[1:-3], ()))], True
         if match is None:
             return [_unknown(chunk)], False
         counts, name, index, operation = match.groups()
-        found = self.values(name, state)
+        key = self.text(Raw(index[1:-1], 0), state) if index else ""
+        found = state.variables.get(f"{name}[{key}]", self.values(name, state))
         is_list = name == "@" or index == "[@]" or (not in_quotes and (name == "*" or index == "[*]"))
         whole = is_list or name == "*" or index == "[*]"
         values = None if found is None else [text for text, _ in found]
-        if values is not None and index and not whole:
+        if values is not None and index and not whole and f"{name}[{key}]" not in state.variables:
             at = self.number(index[1:-1], state)
             values = values[int(at) :][:1] if at is not None and int(at) >= 0 else [_unknown(chunk)]
         elif values is not None and not whole:
@@ -701,12 +681,12 @@ class _Run:
                 value = self.number(f"({old}){way[0]}({value})", state)
             state.variables[name] = ((_unknown(f"${name}") if value is None else value, 0),)
             return value
-        expanded = self.quoted(Raw(text, 0), state)
-        names = {name: self.joined(state.variables.get(name, ())) for name in re.findall(r"[A-Za-z_]\w*", expanded)}
+        expanded = self.text(Raw(text, 0), state, in_quotes=True)
+        names = {name: _joined(state.variables.get(name, ())) for name in re.findall(r"[A-Za-z_]\w*", expanded)}
         expanded = re.sub(r"[A-Za-z_]\w*", lambda name: f"({names[name[0]]})", expanded)
         default = _DEFAULT if _DEFAULT in expanded else ""
         plain = expanded.replace(_DEFAULT, "")
-        if not _SUM.fullmatch(plain) or "**" in plain:
+        if not _SUM.fullmatch(plain) or "**" in plain or "<<" in plain:
             return None
         try:
             # Digits and signs alone, at most 200 of them.
@@ -716,7 +696,6 @@ class _Run:
 
 
 _NO_OUTPUT = f"{UNKNOWN}?{END}"
-_OPEN_INSIDE = re.compile(_OPEN)
 
 
 def _unknown(source: str) -> str:
@@ -726,6 +705,14 @@ def _unknown(source: str) -> str:
 def _word(text: str, line: int) -> Word:
     is_open = text.startswith(_OPEN) and _ONE_UNKNOWN.fullmatch(text) is not None
     return Word(text.translate(_MARKS), line, is_known=UNKNOWN not in text, is_open=is_open)
+
+
+def _joined(values: Sequence[_Text]) -> str:
+    return " ".join(text for text, _ in values)
+
+
+def _variable(text: str, line: int) -> Variable:
+    return Variable(value=_word(text, line).value, line=line)
 
 
 def base_name(path: str) -> str:
@@ -750,9 +737,8 @@ def _output(name: str, values: list[str], text: str) -> str:
     if name in ("cat", "tee") and text:
         return text
     if name == "seq" and all(re.fullmatch(r"-?\d{1,6}", value) for value in values) and 0 < len(values) < 4:
-        first, step, last = (["1", *values] if len(values) == 1 else values)[0], "1", values[-1]
-        step = values[1] if len(values) == 3 else step
-        numbers = range(int(first), int(last) + 1, max(1, int(step)))
+        first, step = int(values[0]) if values[1:] else 1, int(values[1]) if values[2:] else 1
+        numbers = range(first, int(values[-1]) + 1, max(1, step))
         return "".join(f"{number}\n" for number in numbers[:_MOST_ROUNDS])
     return _NO_OUTPUT
 
@@ -773,19 +759,26 @@ def _edited(text: str, way: str, pattern: str) -> str:
     return text
 
 
-def _fewer(states: list[_State]) -> list[_State]:
-    """Return the states without doubles, and as a single one when they are too many: what differs becomes unknown."""
+def _fewer(states: list[_State], most: int) -> list[_State]:
+    """Return the states without doubles, and at most `most`: what differs becomes unknown, exported variables first."""
+    states = _different(states)
+    if len(states) <= most:
+        return states
+    names = {name for state in states for name in state.variables}
+    for name in sorted(names, key=lambda name: (name not in states[0].exported, name)):
+        if len({state.variables.get(name) for state in states}) > 1:
+            for state in states:
+                state.variables[name] = ((_OPEN + _unknown(f"${name}"), 0),)
+            states = _different(states)
+        if len(states) <= most:
+            break
+    return states[:most]
+
+
+def _different(states: list[_State]) -> list[_State]:
     if len(states) < 2:
         return states
-    kept = list({(frozenset(one.variables.items()), one.arguments, one.ended): one for one in states}.values())
-    if len(kept) <= _MOST_STATES:
-        return kept
-    first = kept[0]
-    for name in {name for state in kept for name in state.variables}:
-        values = {state.variables.get(name) for state in kept}
-        if len(values) > 1:
-            first.variables[name] = ((_OPEN + _unknown(f"${name}"), 0),)
-    return [first]
+    return list({(frozenset(one.variables.items()), one.arguments, one.ended): one for one in states}.values())
 
 
 def _split(
@@ -834,17 +827,12 @@ def _decide(tokens: list[str], state: _State) -> tuple[bool | None, bool]:
         return is_empty == wanted, is_absent or _DEFAULT in text
     if len(tokens) != 3 or any(UNKNOWN in token or _DEFAULT in token for token in tokens):
         return None, False
-    left, operator, right = tokens
-    if operator == "=~":
-        try:
-            return re.search(right, left) is not None, False
-        except re.error:
-            return None, False
-    if operator in ("=", "==", "!="):
-        return fnmatchcase(left, right) == (operator != "!="), False
-    compared = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
-    if operator in compared and all(re.fullmatch(r"-?\d{1,9}", side) for side in (left, right)):
-        a, b = int(left), int(right)
-        orders = {"==": a == b, "!=": a != b, "<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}
-        return orders[compared[operator]], False
+    left, way, right = tokens
+    if way == "=~" and not re.search(r"\)[*+{]", right):  # whose time could have no end
+        with suppress(re.error):
+            return re.search(right, left[:200]) is not None, False
+    if way in ("=", "==", "!="):
+        return fnmatchcase(left, right) == (way != "!="), False
+    if way in _ORDERS and all(re.fullmatch(r"-?\d{1,9}", side) for side in (left, right)):
+        return _ORDERS[way](int(left), int(right)), False
     return None, False

@@ -66,12 +66,12 @@ class _TooDeepError(Exception):
 
 
 @lru_cache(maxsize=1024)
-def parse(text: str, first_line: int = 1) -> Body:
+def parse(text: str, first_line: int = 1, *, is_elsewhere: bool = False) -> Body:
     """Return the commands of a script.
 
-    :param first_line: the line of the text's first.
+    :param first_line: the line of the text's first; of a text from elsewhere, of all.
     """
-    reader = _Reader(text, first_line)
+    reader = _Reader(text, first_line, is_elsewhere)
     nodes: list[Node] = []
     try:
         while reader.rest():
@@ -112,8 +112,8 @@ def closed(text: str, position: int, close: str, opening: str = "") -> int:
 
 
 class _Reader:
-    def __init__(self, text: str, first_line: int) -> None:
-        self.text, self.first_line = text, first_line
+    def __init__(self, text: str, first_line: int, is_elsewhere: bool) -> None:
+        self.text, self.first_line, self.is_elsewhere = text, first_line, is_elsewhere
         self.position = self.level = 0
         # Where the texts of the `<<` end that the line has so far.
         self.after_texts = 0
@@ -122,7 +122,8 @@ class _Reader:
         return self.text[self.position : self.position + length]
 
     def raw(self, start: int, end: int) -> Raw:
-        return Raw(self.text[start:end], self.first_line + self.text.count("\n", 0, start))
+        below = 0 if self.is_elsewhere else self.text.count("\n", 0, start)
+        return Raw(self.text[start:end], self.first_line + below)
 
     def skip(self, separators: str = "") -> None:
         """Step over blanks and comments, and over separators."""
