@@ -13,7 +13,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, La
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.pbtxt import ModelConfig
 from deepseek_triton_build.check.scripts import VISIBLE_GPUS, Program
-from deepseek_triton_build.check.shell import Variable, Word, base_name
+from deepseek_triton_build.check.shell_words import Variable, Word, base_name
 from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.rule import MLA_OFF, Deployment, UnknownFactError, Violation, VllmDeployment
@@ -137,7 +137,7 @@ def _names(program: Program) -> set[str]:
 
 
 class _Launch(NamedTuple):
-    """What starts the processes of a program, by one command of the script."""
+    """One command of the script that starts the processes of a program."""
 
     tool: Word | None
     """mpirun or srun; None where nothing does."""

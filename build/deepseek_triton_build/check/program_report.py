@@ -68,8 +68,8 @@ from deepseek_triton_build.check.scripts import (
     variable_problems,
     vllm_variable_problems,
 )
-from deepseek_triton_build.check.shell import Word, Written, base_name
 from deepseek_triton_build.check.shell_syntax import END, UNKNOWN
+from deepseek_triton_build.check.shell_words import Word, Written, base_name
 from deepseek_triton_build.check.start_script import lost_exports
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.releases import Release, load_release

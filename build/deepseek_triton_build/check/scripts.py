@@ -13,16 +13,8 @@ from typing import Any
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, read_text
 from deepseek_triton_build.check.script_lines import TOKEN, mended_lines, unquoted
-from deepseek_triton_build.check.shell import (
-    MOST_STATES,
-    STARTING_NOTHING,
-    Command,
-    Variable,
-    Word,
-    Written,
-    base_name,
-    read_commands,
-)
+from deepseek_triton_build.check.shell import MOST_STATES, STARTING_NOTHING, Command, read_commands
+from deepseek_triton_build.check.shell_words import Variable, Word, Written, base_name
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.known_variables import NEAR, known_variables, nearest_variable
 from deepseek_triton_build.data.vllm import VllmVersion

@@ -1,4 +1,4 @@
-"""Bash as a tree of commands, whose words stay as they are written: shell.py expands them.
+"""Bash as a tree of commands, whose words stay as they are written: shell_words.py expands them.
 
 Whatever the text, there is a tree; what bash could not read is left out of it.
 """
@@ -35,16 +35,16 @@ class Node:
     """`simple`; `[[`, `((`; `{`, `(`; `if`, `for`, `while`, `until`, `case`, `arm`, `function`; `&&`, `||`, `|`, `!`,
     `&`."""
     words: tuple[Raw, ...] = ()
-    """Of `for` the variable, and the words if it has any; of `function` the name; of `arm`, a part of `case`, the
+    """`for` has its variable here, and the words if it has any; `function` its name; `arm`, a part of `case`, the
     patterns."""
     bodies: tuple[Body, ...] = ()
-    """Of `if` conditions and commands by turns, and last those of `else`."""
+    """`if` has conditions and commands by turns, and last those of `else`."""
     redirects: tuple[Redirect, ...] = ()
 
 
 Body = tuple[Node, ...]
 UNKNOWN, END = "\ue000", "\ue001"
-"""What stands between these is known to the running script alone: shell.py has expanded the rest."""
+"""The script that runs alone knows what stands between these: shell_words.py has expanded the rest."""
 
 _BLANK = re.compile(r"(?:[ \t]|\\\n|(?<![^\s;&|()])#[^\n]*)+")
 _REDIRECT = re.compile(r"(?:\d+|\{\w+\})?(&>>|&>|<<<|<<-|<<|<>|>>|>\||<&|>&|<(?!\()|>(?!\())")

@@ -1,4 +1,4 @@
-"""What the kernel and the container leave to a process: shared memory, limits, system calls, ports, networks."""
+"""These checks see what the kernel and the container leave to a process: shared memory, limits, ports, networks."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ _MOST_TOP_LOGPROBS = 20
 
 @dataclass(slots=True)
 class ModelRequest:
-    """What a request for chat or completions says to the gateway itself, and the inputs that it sends on.
+    """A request for chat or completions: what it says to the gateway itself, and the inputs that the gateway sends on.
 
     inputs: the body of Triton's generate endpoint, but for `streaming` and a completion's prompt. copies: how many of
     the choices each answer is given as. made_per_choice: how many answers are made for each choice that is no copy
