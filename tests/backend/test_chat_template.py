@@ -207,10 +207,13 @@ def test_a_request_in_a_process_that_is_killed_is_rendered_in_the_next(process):
     after(process)
     child = process._process
     os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)  # or it takes the request on its way to the stop
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(after, process)
-        wait_for(lambda: any(fcntl.ioctl(child.stdin, termios.FIONREAD, bytes(4))))  # the request is in the pipe
-        os.kill(child.pid, signal.SIGKILL)
+        try:
+            wait_for(lambda: any(fcntl.ioctl(child.stdin, termios.FIONREAD, bytes(4))))  # the request is in the pipe
+        finally:  # or the pool would wait for ever
+            os.kill(child.pid, signal.SIGKILL)
         assert answer.result(PATIENCE_S) == "well"
 
 
