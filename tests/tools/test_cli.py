@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_build import DISAGGREGATED, FORMATS, make_disaggregated_plan, make_plan
-from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, load_release, profiles, variants
+from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, last_image, load_release, profiles, variants
 from deepseek_triton_build.render.formats import pair_options
 from deepseek_triton_build.render.stamp import build_options
 from deepseek_triton_tools.cli.main import VERBS, program_parser
@@ -203,3 +203,4 @@ def test_the_generators_page_names_everything_there_is():
     for release in RELEASES:
         shown = f"| {', '.join(load_release(release).containers)} |"
         assert shown in page
+    assert last_image()[1:] in page

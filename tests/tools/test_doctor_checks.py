@@ -29,7 +29,8 @@ R1 = Expected(
     world_size=8,
     checkpoint="/models/R1",
     checkpoint_bytes=640 * GIB,
-    drivers={"26.07": "580.44.01"},
+    drivers={"26.07": "580.44.01", "26.03": "580.44.01"},
+    last_image="26.07 is the last",
 )
 THEIRS = replace(R1, is_ours=False)
 VLLM_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"
@@ -271,7 +272,8 @@ CASES = [
     ("tritonserver", machine(programs={}), TINY, "error", "pip install '.[server]'"),
     ("tritonserver", machine(programs={}), R1, "error", IMAGE),
     ("tritonserver", machine(programs={}), replace(R1, by_triton=False), "note", IMAGE),
-    ("tritonserver", machine(environ={CONTAINER: "26.03"}), R1, "warning", "made for container 26.07"),
+    ("tritonserver", machine(environ={CONTAINER: "26.03"}), R1, "warning", "container 26.07 | run in"),
+    ("tritonserver", machine(environ={CONTAINER: "26.08"}), R1, "warning", f"run in {IMAGE}, 26.07 is the last"),
     ("tritonserver", machine(environ={}), R1, "ok", "/opt/tritonserver/bin/tritonserver"),
     ("tritonserver", machine(programs=BARE, files={"/opt/tritonserver/bin/tritonserver": b""}), NOTHING, "ok", "26.07"),
     ("python-backend", machine(programs={}), R1, "skipped", "no tritonserver"),

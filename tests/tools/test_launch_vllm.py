@@ -67,7 +67,7 @@ def test_every_form_on_one_node(launch):
 @pytest.mark.slow
 def test_without_a_container_they_say_how_to_make_one(launch):
     for form in ("docker", "slurm", "kubernetes"):
-        assert "FROM nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" in launch(form, "newest", code=2)
+        assert "FROM nvcr.io/nvidia/tritonserver:26.08-vllm-python-py3" in launch(form, "newest", code=2)
     assert "a recipe is for TensorRT-LLM" in launch("recipe image", "one", code=2)
 
 

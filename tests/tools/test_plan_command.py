@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, make_plan
-from deepseek_triton_build.catalog import profiles, variants
+from deepseek_triton_build.catalog import last_image, profiles, variants
 from deepseek_triton_tools.terminal import tables
 from support.commands import run_command
 
@@ -71,6 +71,7 @@ REFUSED = [
 OPTIONS_REFUSED = [
     ("--image", "26.7", 2, "did you mean '26.07'?"),
     ("--image", "", 2, "unknown Triton container ''"),
+    ("--image", "26.09", 2, "no Triton container after 26.07 is known to have TensorRT-LLM; known so far: 26.07"),
     ("--image", "26.05-vllm-python-py3", 1, "use 26.05-trtllm-python-py3"),
     ("--trtllm", "1.2", 2, "did you mean '1.2.1' or '1.2.0'?"),
     ("--vllm", "0.25.1", 2, "--vllm: only for --engine vllm, not for tensorrt_llm"),
@@ -98,6 +99,7 @@ FOR_VLLM_REFUSED = [
     (["--allow-unpublished"], "--allow-unpublished: only for"),
     (["--vllm", "0.25"], "unknown vLLM version '0.25'"),
     (["--image", "26.05"], "Triton's container 26.05 has it"),
+    (["--image", "26.11"], "no public page says which vLLM it has"),
 ]
 REFUSED += [([*R1, option, value], code, expected) for option, value, code, expected in OPTIONS_REFUSED]
 REFUSED += [([*R1, "--engine", "vllm", *options], 2, expected) for options, expected in FOR_VLLM_REFUSED]
@@ -121,7 +123,7 @@ def test_what_the_parser_refuses():
 def test_a_plan_for_people_says_what_and_why():
     printed = planned(*R1)
     plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8))
-    words = ["8 x NVIDIA H200", "26.07-trtllm", "35,136 bytes a token", "one node, 8 MPI ranks", "765 GB"]
+    words = ["8 x NVIDIA H200", "26.07-trtllm", last_image(), "35,136 bytes a token", "one node, 8 MPI ranks", "765 GB"]
     words += [text for setting in plan.settings for text in (setting.key, setting.reason)]
     assert [each for each in words if each not in printed] == []
     assert "\x1b" not in printed

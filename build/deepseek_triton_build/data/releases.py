@@ -7,6 +7,7 @@ The backend and the tests read the same records: the generator writes the target
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +20,7 @@ RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
 """Releases that repositories are generated for, newest first."""
 
 DEFAULT_RELEASE = RELEASES[0]
-"""The TensorRT-LLM of the Triton containers 26.04 to 26.07, the newest published."""
+"""The TensorRT-LLM of the Triton containers 26.04 to 26.07, the newest that have one."""
 
 READABLE_RELEASES = (*RELEASES, "0.19.0")
 """Releases with a record. 0.19.0 is there only for checking and translating files of its time."""
@@ -184,6 +185,16 @@ def containers() -> Mapping[str, ContainerImage]:
     return {tag: ContainerImage(tag=tag, **row) for tag, row in rows.items()}
 
 
+def last_image() -> str:
+    """Say that newer containers have no TensorRT-LLM, so that nobody waits for one."""
+    return f"no Triton container after {next(iter(containers()))} is known to have TensorRT-LLM"
+
+
+def is_after(month: str, known: Iterable[str]) -> bool:
+    """Tell whether `month` is one as of containers, such as `26.08`, and none of those known is as new."""
+    return re.fullmatch(r"\d\d\.\d\d", month) is not None and month > max(known)
+
+
 def tags_with(version: str) -> tuple[str, ...]:
     """Return the tags of the containers with a release, newest first. No record is read."""
     return tuple(tag for tag, container in containers().items() if container.trtllm == version)
@@ -215,7 +226,8 @@ def container_tag(tag: str) -> str:
         raise RefusedPlanError(f"container {whole} carries no TensorRT-LLM; use {month}{_TRTLLM}")
     if month not in containers():
         usable = [known for known, row in containers().items() if row.trtllm in RELEASES]
-        raise UnknownNameError("Triton container", whole, usable)
+        note = last_image() if is_after(month, containers()) else ""
+        raise UnknownNameError("Triton container", whole, usable, note=note)
     return month
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.own_files import load_yaml, read_data
+from deepseek_triton_build.data.releases import is_after
 
 VLLM_VERSIONS = ("0.24.0", "0.25.1", "0.33.0")
 """Versions with a record, old to new."""
@@ -140,7 +141,9 @@ def vllm_for_container(tag: str) -> VllmVersion:
     """
     month = container_month(tag)
     if month not in vllm_containers():
-        raise UnknownNameError("Triton container", tag.rpartition(":")[2], vllm_containers())
+        newer = "no public page says which vLLM it has, and --vllm VERSION takes one that you know"
+        note = newer if is_after(month, vllm_containers()) else ""
+        raise UnknownNameError("Triton container", tag.rpartition(":")[2], vllm_containers(), note=note)
     return load_vllm(vllm_containers()[month])
 
 
@@ -151,9 +154,13 @@ def container_month(tag: str) -> str:
 
 @cache
 def vllm_containers() -> Mapping[str, str]:
-    """Return the vLLM version of every published container by its tag, newest first."""
-    containers: Mapping[str, str] = load_yaml("vllm_containers.yaml")
-    return containers
+    """Return the vLLM version of every container whose version is known by its tag, newest first."""
+    return {tag: row["vllm"] for tag, row in load_yaml("vllm_containers.yaml").items()}
+
+
+def vllm_drivers() -> Mapping[str, str]:
+    """Return the oldest NVIDIA driver that each of these containers runs on, by its tag."""
+    return {tag: row["driver"] for tag, row in load_yaml("vllm_containers.yaml").items()}
 
 
 def vllm_tags_with(version: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from deepseek_triton_build.catalog import containers, gpus
+from deepseek_triton_build.catalog import containers, gpus, last_image, vllm_drivers
 from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel, Report, read_stamp, read_yaml
 from deepseek_triton_tools.doctor.findings import (
     NEED_REPOSITORY,
@@ -37,7 +37,8 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
     target = gpus().get(checked.gpu or "")
     world = _world_size(repository, checked)
     tag = (stamp.text("image") or "").rpartition(":")[2].partition("-")[0]  # such as 26.07
-    drivers = {tag: container.driver for tag, container in containers().items()}
+    is_vllm = checked.engine == VLLM
+    drivers = vllm_drivers() if is_vllm else {tag: container.driver for tag, container in containers().items()}
     checkpoint = _checkpoint(repository, checked, model)
     try:
         checkpoint_bytes = serving_of(str(model or repository)).size if checkpoint else None
@@ -63,6 +64,7 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         checkpoint=checkpoint,
         checkpoint_bytes=checkpoint_bytes,
         drivers=drivers,
+        last_image="" if is_vllm else last_image(),
     )
 
 

@@ -16,6 +16,7 @@ from deepseek_triton_build import (
     usable_formats,
 )
 from deepseek_triton_build.arithmetic import GIB
+from deepseek_triton_build.catalog import DEFAULT_RELEASE, last_image
 from deepseek_triton_build.text import yaml_flow
 from deepseek_triton_tools.terminal import tables
 from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
@@ -212,6 +213,8 @@ def _headline(plan: Plan) -> list[str]:
     record = plan.release or plan.vllm
     others = record.containers[1:] if record else ()
     containers = f" (or {', '.join(others)})" if others else ""
+    if plan.release is not None and plan.release.version == DEFAULT_RELEASE:
+        containers += f"; {last_image()}"
     lines = [
         plan.title,
         f"{plan.request.model or plan.checkpoint.model}, {plan.precision}",
