@@ -153,6 +153,8 @@ class Gpu:
     published_source: str
     recommended_gpus: Mapping[str, int] = field(default_factory=dict)
     """Precision -> GPUs that NVIDIA recommends, where that is more than the published minimum."""
+    aiconfigurator: str = ""
+    """AIConfigurator's name of the system; empty where it has no tables."""
     stands_for: Mapping[str, str] = field(default_factory=dict)
     """GPU that is not planned for by itself -> how it differs from this one."""
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from deepseek_backend.engines.simulated.presets import B200, H200, DeploymentModel, find_preset
 from deepseek_backend.engines.simulated.scheduler import RankLoad
+from deepseek_triton_build.catalog import find_gpu
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
@@ -42,7 +43,6 @@ _MODELS = {
     ("deepseek-v3.2", "fp4"): "nvidia/DeepSeek-V3.2-NVFP4",
 }
 """(Architecture, precision) -> a model that AIConfigurator knows without the network. V3, V3.1 and R1 are alike."""
-_SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200", "gb200-nvl72": "gb200"}
 _KV = {"bf16": "bfloat16", "fp8": "fp8"}
 _OWN_GPUS = {"h200": H200, "b200": B200}
 _OWN_PRECISIONS = {"fp8": ("fp8", "fp8"), "fp4": ("nvfp4", "bf16")}
@@ -153,8 +153,8 @@ class SiliconPaces:
 
     def tables(self, model: PacedModel, layouts: Sequence[ServerLayout]) -> dict[ServerLayout, Json | str]:
         """Return for each layout its table over GRID, or why there is none."""
-        name, system = _MODELS.get((model.architecture, model.precision)), _SYSTEMS.get(model.gpu)
-        if name is None or system is None:
+        name, system = _MODELS.get((model.architecture, model.precision)), find_gpu(model.gpu).aiconfigurator
+        if name is None or not system:
             what = f"{model.architecture} in {model.precision} on {model.gpu}"
             return dict.fromkeys(layouts, f"AIConfigurator has no tables of {what}")
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "deepseek-triton", "paces")
