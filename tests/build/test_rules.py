@@ -111,6 +111,7 @@ CASES = {
     "H005": (on(release="0.21.0", **B200), on(release="0.21.0", **FP4)),
     "H006": (on(release="1.1.0", **V32), on(release="1.2.0", **V32)),
     "H007": (on(precision="w4a16"), on()),
+    "H008": (on(gpu="rtx-pro-6000", precision="fp4"), on(gpu="b300", precision="fp4")),
     "K001": (on(FP8_KV, gpu="a100"), on(FP8_KV)),
     "K002": (on(FP8_KV, precision="w4a8"), on(precision="w4a8")),
     "K003": (on({KV: "nvfp4"}), on(FP8_KV)),
@@ -324,6 +325,32 @@ def test_rules_ignore_unknown_keys_and_need_settings():
 JUNK = ["8", -1, 0, 1, 3.5, float("nan"), True, None, [], [None], ["a"], {}, {"a": 1}, 10**30]
 
 
+B300, RTX = {"gpu": "b300", "precision": "fp4"}, {"gpu": "rtx-pro-6000", "precision": "fp4"}
+NEWER_BLACKWELL = [  # what is deployed, and the errors
+    (on(**B300), []),
+    (on(release="1.1.0", **B300), ["H006"]),
+    (on({MOE: "TRTLLM"}, FP8_KV, CHUNKED, **B300), []),
+    (on(DEEPGEMM, gpu="gb300", precision="fp8"), []),
+    (on(CUTLASS, gpu="gb300", precision="fp8"), ["M002"]),
+    (on(gpu="b300", precision="w4a8"), ["H003"]),
+    (on(FP8_KV, BLOCKS_64, DEEPGEMM, gpu="b300", **V32), []),
+    (on(FP8_KV, CHUNKED, **RTX), []),
+    (on({MOE: "TRTLLM"}, **RTX), ["M002"]),
+    (on({MOE: "CUTEDSL"}, **RTX), ["M002"]),
+    (on(release="1.1.0", **RTX), ["H006"]),
+    (on(gpu="rtx-pro-6000", precision="fp8"), ["H005"]),
+    (on(gpu="rtx-pro-6000", precision="w4a8"), ["H003"]),
+    (on(BLOCKS_64, gpu="rtx-pro-6000", **V32), ["H005", "H006"]),
+]
+
+
+def test_sm103_is_as_sm100_and_sm120_has_kernels_of_its_own(subtests):
+    for deployment, expected in NEWER_BLACKWELL:
+        with subtests.test(f"{deployment.gpu.name} {deployment.precision} {deployment.settings}"):
+            found = [rule.code for rule, _ in violations(deployment) if rule.severity == "error"]
+            assert found == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
 def test_no_value_makes_a_rule_fail(junk):
@@ -337,7 +364,9 @@ def test_no_value_makes_a_rule_fail(junk):
 
 def test_every_feature_that_a_rule_asks_for_is_recorded():
     asked = {"deepseek_v32", "fp8_blackwell", "v32_block_reuse", "v32_chunked_prefill", "v32_mtp_above_1"}
-    asked |= {f"{name}_{gpu}" for name in ("chunked_prefill_mla", "fp8_kv_mla") for gpu in ("hopper", "blackwell")}
+    names = {"chunked_prefill_mla", "fp8_kv_mla"}
+    asked |= {f"{name}_{gpu}" for name in names for gpu in ("hopper", "blackwell", "rtx_blackwell")}
+    asked |= {"fp8_rtx_blackwell", "deepseek_v32_rtx_blackwell"}
     for version in READABLE_RELEASES:
         assert asked | {"guided_decoding_with_overlap_scheduler"} <= load_release(version).features.keys()
 

@@ -118,6 +118,7 @@ SETTINGS = [
     (EIGHT | {"profile": "throughput", "parallel": "tp"}, {TP: 8}),
     (FOUR_B200, FP4 | {TP: 4, "attention_backend": "CUTLASS_MLA"}),
     (EIGHT | {"gpu": "b200", "parallel": "dp"}, {DP: 8}),
+    (EIGHT | {"gpu": "rtx-pro-6000", "precision": "fp4"}, {TP: 8, "kv_cache_dtype": "fp8"}),
     ({"gpu": "h100"}, {TP: 16, "nnodes": 2}),
     (
         {"gpu": "h100", "num_gpus": 16, "pipeline_parallel_size": 2},

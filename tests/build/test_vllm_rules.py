@@ -68,6 +68,7 @@ CASES = {
     "X022": (on({"scheduling_policy": "fcfs"}, triton={"engine": "vllm"}), on(triton={"engine": "vllm"})),
     "X023": (on(triton={"default_sampling.temperature": 2.1}), on(triton={"default_sampling.temperature": 2})),
     "X024": (on({"trust_remote_code": True}), on({"trust_remote_code": False})),
+    "X025": (on(gpu="rtx-pro-6000"), on(gpu="gb300")),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
 
@@ -83,6 +84,18 @@ def test_every_rule_has_a_case():
 def test_a_rule_finds_its_case_and_nothing_else():
     found = {code: (codes_of(broken), codes_of(whole)) for code, (broken, whole) in CASES.items()}
     assert found == {code: ([code], []) for code in CASES}
+
+
+def test_sm103_has_the_back_ends_of_sm100_and_sm120_others():
+    sparse = ("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120")
+    chosen = [on({ATTENTION: name}) for name in ("CUTLASS_MLA", "FLASHMLA", "TRITON_MLA", "FLASH_ATTN_MLA")]
+    chosen += [on({"moe_backend": "flashinfer_trtllm"}), *(on({ATTENTION: name}, **V32) for name in sparse)]
+    runs = {
+        gpu: ["X008" not in codes_of(replace(one, gpu=find_gpu(gpu))) for one in chosen]
+        for gpu in ("b200", "gb300", "rtx-pro-6000")
+    }
+    sm100 = [True, True, True, False, True, True, True, False]
+    assert runs == {"b200": sm100, "gb300": sm100, "rtx-pro-6000": [False, False, True, *[False] * 4, True]}
 
 
 def test_a_violation_is_one_line_with_a_fix_and_a_known_key():

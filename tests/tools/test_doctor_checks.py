@@ -373,6 +373,8 @@ CASES = [
     ("gpus", gpus_with("9.0", "[GPU requires reset]"), R1, "error", "[GPU requires reset] | a GPU"),
     ("gpus", ends(QUERY, 0, out=f"{ROWS}{UNABLE}\n"), R1, "error", f"nvidia-smi: {UNABLE} | the repository needs 8"),
     ("gpus", gpus_with("H200", "GH200 480GB"), R1, "error", "made for h200"),
+    ("gpus", gpus_with("NVIDIA H200", "NVIDIA B300 SXM6 AC"), replace(R1, gpu="b300"), "ok", "B300"),
+    ("gpus", gpus_with("NVIDIA H200", "NVIDIA GB300"), replace(R1, gpu="gb300-nvl72"), "ok", "GB300"),
     ("gpus", gpus(count=4), R1, "error", "needs 8 on each machine"),
     ("gpus", gpus_with("H200", "H100 80GB HBM3"), R1, "error", "made for h200"),
     ("gpus", gpus(basic=BASIC.replace("H200", "A100-SXM4-80GB").replace("9.0", "8.0")), NOTHING, "note", "Hopper"),

@@ -52,15 +52,17 @@ def test_the_counts_are_the_published_ones_and_those_of_vllm_s_plans():
 
     published, _, with_vllm = printed_by().partition(VLLM_TABLE)
     rows = rows_of(published)
-    eight = dict.fromkeys(("h200", "h20-96", "h20-141", "b200", "gb200", "gb200-nvl72"), "8")
-    assert counts(rows, "fp8") == {"h100": "16", **eight, "a100": "-", "since": "0.21.0"}
-    none = dict.fromkeys(("h100", "h200", "h20-96", "h20-141", "a100"), "-")
-    blackwell = ("b200", "gb200", "gb200-nvl72")
-    assert counts(rows, "fp4") | {"since": ""} == {**none, **dict.fromkeys(blackwell, "4(8)"), "since": ""}
+    blackwell, ultra = ("b200", "gb200", "gb200-nvl72"), ("b300", "gb300", "gb300-nvl72")
+    none = {"rtx-pro-6000": "-", "a100": "-"}
+    eight = dict.fromkeys(("h200", "h20-96", "h20-141", *blackwell, *ultra), "8")
+    assert counts(rows, "fp8") == {"h100": "16", **eight, **none, "since": "0.21.0"}
+    none |= dict.fromkeys(("h100", "h200", "h20-96", "h20-141"), "-")
+    four = dict.fromkeys(blackwell, "4(8)") | dict.fromkeys(ultra, "4")
+    assert counts(rows, "fp4") | {"since": ""} == {**none, **four, "since": ""}
 
     rows = rows_of(with_vllm)
-    four = dict.fromkeys(("h200", "h20-141", *blackwell), "4")
-    assert counts(rows, "w4a16") == {"h100": "8", "h20-96": "8", "a100": "-", **four}
+    four = dict.fromkeys(("h200", "h20-141", *blackwell), "4") | dict.fromkeys(ultra, "2")
+    assert counts(rows, "w4a16") == {"h100": "8", "h20-96": "8", "rtx-pro-6000": "8", "a100": "-", **four}
     fp8 = counts(rows, "fp8")
     assert fp8.pop("a100") == "-"
     wanted = PlanRequest(variant="deepseek-r1", precision="fp8", engine="vllm")

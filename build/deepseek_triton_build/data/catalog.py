@@ -138,21 +138,25 @@ class Gpu:
 
     name: str
     title: str
-    architecture: Literal["ampere", "hopper", "blackwell"]
+    architecture: Literal["ampere", "hopper", "blackwell", "rtx_blackwell"]
     sm: int
-    sm_count: int
+    sm_count: int = 0
+    """Streaming multiprocessors; 0 where they are not known and nothing asks."""
     memory_mib: int
     """Memory in MiB as nvidia-smi reports it (memory.total)."""
     memory_source: str
     memory_bandwidth_gb_s: float
     gpus_per_node: int
     nvlink_domain: int
-    """Number of GPUs that reach each other over NVLink."""
+    """Number of GPUs that reach each other over NVLink; 1 where they have none."""
     published_min_gpus: Mapping[str, int]
     """Precision -> GPUs of one instance that NVIDIA publishes. A precision without an entry is not published."""
     published_source: str
     recommended_gpus: Mapping[str, int] = field(default_factory=dict)
     """Precision -> GPUs that NVIDIA recommends, where that is more than the published minimum."""
+    min_release: str = ""
+    """The oldest TensorRT-LLM release that is planned for it; empty: any."""
+    min_release_source: str = ""
     aiconfigurator: str = ""
     """AIConfigurator's name of the system; empty where it has no tables."""
     stands_for: Mapping[str, str] = field(default_factory=dict)
@@ -191,8 +195,8 @@ class MoeRefusal:
     precisions: Sequence[Precision]
     why: str
     source: str
-    architecture: str | None = None
-    """The GPUs' architecture; None for all."""
+    architectures: Sequence[str] = ()
+    """The GPUs' architectures; empty for all."""
     before: str | None = None
     """The first release that refuses it no more; None where all do."""
 

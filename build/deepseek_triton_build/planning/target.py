@@ -192,7 +192,7 @@ def resolve_model(request: PlanRequest) -> PlannedModel:
         )
     gpu = find_gpu(request.gpu)
     profile = _profile(request, variant)
-    usual: Precision = "fp4" if gpu.architecture == "blackwell" and "fp4" in variant.checkpoints else "fp8"
+    usual: Precision = "fp4" if gpu.sm >= 100 and "fp4" in variant.checkpoints else "fp8"
     precision = find_precision(request.precision) if request.precision else usual
     checkpoint = _checkpoint(variant, precision, request)
     assert variant.architecture is not None  # every variant with checkpoints has one
@@ -228,7 +228,7 @@ def refuse_uneven_stages(num_gpus: int, stages: int) -> None:
 
 
 def refuse_part_of_a_node(num_gpus: int, gpu: Gpu) -> None:
-    if gpu.nvlink_domain < num_gpus and num_gpus % gpu.gpus_per_node:
+    if max(gpu.nvlink_domain, gpu.gpus_per_node) < num_gpus and num_gpus % gpu.gpus_per_node:
         raise RefusedPlanError(
             f"{num_gpus} x {gpu.name} is not a whole number of nodes ({gpu.gpus_per_node} GPUs each)"
         )

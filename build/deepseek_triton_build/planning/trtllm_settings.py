@@ -142,6 +142,8 @@ def _parallelism(target: Target, sizes: Sizes, budget: Budget) -> Iterator[Setti
         else f"{divided}; above 8 only wide EP's back end is published",
     )
     reason = "off: tensor parallelism runs over one node's NVLink"
+    if target.gpu.nvlink_domain == 1:
+        reason = "off; tensor parallelism runs over PCIe, and stages (--pp) would send less for more latency"
     if pp > 1:
         reason = "as asked for: less traffic between nodes, more latency"
     elif target.num_nodes > 1:
@@ -267,7 +269,7 @@ def _kv_cache(target: Target, sizes: Sizes, budget: Budget, recipe: Mapping[str,
 def _kv_reason(target: Target, sizes: Sizes, budget: Budget) -> str:
     a_token = f"{budget.kv_bytes_per_token:,} bytes a token"
     if sizes.kv_setting == "fp8":
-        kernel = "FlashMLA" if target.gpu.architecture == "hopper" else "trtllm-gen"
+        kernel = {"hopper": "FlashMLA", "rtx_blackwell": "XQA"}.get(target.gpu.architecture, "trtllm-gen")
         return f"{a_token}, half of 16 bit, for under 1% of GPQA accuracy; {kernel} has an FP8 kernel"
     if sizes.kv_dtype == "fp8":
         return f"the checkpoint's own, FP8: {a_token}"

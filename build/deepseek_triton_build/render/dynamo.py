@@ -111,7 +111,7 @@ def _text(workers: tuple[_Worker, ...], stamp: str) -> str:
         name=plan.variant.name.replace(".", "-"),
         model=next(str(setting.value) for setting in plan.settings if setting.key == "model"),
         # Nodes that share NVLink need a ComputeDomain.
-        domain=plan.gpu is not None and plan.gpu.name.startswith("gb200") and nodes > 1,
+        domain=plan.gpu is not None and plan.gpu.nvlink_domain > plan.gpu.gpus_per_node and nodes > 1,
     )
     graph = {
         "domain": shared.domain,

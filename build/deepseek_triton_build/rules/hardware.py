@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, cut_attention_blocks
+from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
@@ -19,14 +20,14 @@ def _ampere(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error("H002", target_only=True)
 def _nvfp4(d: Deployment) -> Iterator[Violation]:
-    if d.gpu is not None and d.precision == "fp4" and d.gpu.architecture != "blackwell":
+    if d.gpu is not None and d.precision == "fp4" and d.gpu.sm < 100:
         message = f"{d.gpu.title} has no FP4 arithmetic: NVFP4 weights need Blackwell"
-        yield Violation(None, message, "use the fp8 weights, or b200, gb200 or gb200-nvl72")
+        yield Violation(None, message, "use the fp8 weights, or a Blackwell GPU such as b200")
 
 
 @RULES.error("H003", target_only=True)
 def _w4a8(d: Deployment) -> Iterator[Violation]:
-    if d.gpu is not None and d.precision == "w4a8" and d.gpu.architecture == "blackwell":
+    if d.gpu is not None and d.precision == "w4a8" and d.gpu.sm >= 100:
         message = f"W4AFP8 weights are supported on Hopper only, not yet on {d.gpu.title}"
         yield Violation(None, message, "use the fp4 weights, or a Hopper GPU")
     elif d.precision == "w4a8" and d.release is not None and d.supports("w4afp8_hopper") is False:
@@ -42,10 +43,12 @@ def _w4a8_sparse(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error("H005", target_only=True)
 def _fp8_blackwell(d: Deployment) -> Iterator[Violation]:
-    is_fp8_on_blackwell = d.precision == "fp8" and d.gpu_architecture == "blackwell"
-    if d.release is not None and is_fp8_on_blackwell and d.supports("fp8_blackwell") is False:
-        message = f"TensorRT-LLM {d.release.version} has no FP8 block-scale kernels for Blackwell"
-        yield Violation(None, message, "use TensorRT-LLM 1.0.0 or newer, or the fp4 weights")
+    if d.release is None or d.precision != "fp8" or d.supports(f"fp8_{d.gpu_architecture}") is not False:
+        return
+    which = "SM120" if d.gpu_architecture == "rtx_blackwell" else "Blackwell"
+    message = f"TensorRT-LLM {d.release.version} has no FP8 block-scale kernels for {which}"
+    newer = "" if which == "SM120" else "TensorRT-LLM 1.0.0 or newer, or "
+    yield Violation(None, message, f"use {newer}the fp4 weights")
 
 
 @RULES.error("H006", target_only=True)
@@ -57,6 +60,12 @@ def _release(d: Deployment) -> Iterator[Violation]:
         name = d.variant.name if d.variant is not None else "it"
         message = f"TensorRT-LLM {d.release.version} is too old for {name}"
         yield Violation(None, message, f"use TensorRT-LLM {needed} or newer")
+    elif d.gpu is not None and d.gpu.min_release and d.is_before(d.gpu.min_release):
+        message = f"TensorRT-LLM {d.release.version} is too old for {d.gpu.name}: {d.gpu.min_release_source}"
+        yield Violation(None, message, f"use TensorRT-LLM {d.gpu.min_release} or newer")
+    elif d.is_sparse and d.supports(f"deepseek_v32_{d.gpu_architecture}") is False:
+        message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs, on SM120"
+        yield Violation(None, message, "use another GPU, or --engine vllm")
     elif d.is_sparse and d.supports("deepseek_v32") is False:
         message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs"
         yield Violation(None, message, "use TensorRT-LLM 1.2.0 or newer")
@@ -67,6 +76,18 @@ def _w4a16(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a16":
         message = "TensorRT-LLM does not serve W4A16 weights (AWQ, GPTQ, compressed-tensors) of DeepSeek; vLLM does"
         yield Violation(None, message, "use --engine vllm, or the fp8 weights")
+
+
+@RULES.note("H008")
+def _unpublished_gpu(d: Deployment) -> Iterator[Violation]:
+    yield from nothing_published(d.gpu)
+
+
+def nothing_published(gpu: Gpu | None) -> Iterator[Violation]:
+    """Yield a GPU's source, where nobody publishes DeepSeek on it; Ampere has errors of its own."""
+    if gpu is not None and not gpu.published_min_gpus and gpu.architecture != "ampere":
+        message = f"no number of {gpu.title} is published for DeepSeek: {gpu.published_source}"
+        yield Violation(None, message, "try it with one request and a few answers, before anything depends on it")
 
 
 @RULES.error("P001")

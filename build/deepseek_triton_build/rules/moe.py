@@ -47,7 +47,8 @@ def _refused_backend(d: Deployment) -> Iterator[Violation]:
 
 def _is_refused(d: Deployment, row: MoeRefusal) -> bool:
     is_in_time = row.before is None or d.is_before(row.before)
-    return d.precision in row.precisions and row.architecture in (None, d.gpu_architecture) and is_in_time
+    is_there = not row.architectures or d.gpu_architecture in row.architectures
+    return d.precision in row.precisions and is_there and is_in_time
 
 
 @RULES.warning("M003")
@@ -62,7 +63,7 @@ def _unpublished_backend(d: Deployment) -> Iterator[Violation]:
     size = f" at expert parallelism {sizes[0]}" if len(sizes) == 1 else ""
     message = f"NVIDIA's support matrix does not have MoE back end {backend} for {d.precision} on {d.gpu.name}{size}"
     able = dict.fromkeys(name for row in rows for name in row.backends)
-    fix = f"set {_BACKEND}: {' or '.join(able)}" if able else "use moe_expert_parallel_size 8 or less, or gb200-nvl72"
+    fix = f"set {_BACKEND}: {' or '.join(able)}" if able else "use moe_expert_parallel_size 8 or less, or an NVL72"
     yield Violation(_BACKEND if able else "moe_expert_parallel_size", message, f"{fix}, or measure it first")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, GIB, cut_attention_blocks
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.rules.environment import RUNS_CODE
+from deepseek_triton_build.rules.hardware import nothing_published
 from deepseek_triton_build.rules.rule import RuleTable, Violation, VllmDeployment
 
 RULES = RuleTable()
@@ -23,9 +24,9 @@ def _ampere(d: VllmDeployment) -> Iterator[Violation]:
 @RULES.error("X002", target_only=True)
 def _nvfp4(d: VllmDeployment) -> Iterator[Violation]:
     is_fp4 = d.checkpoint is not None and d.checkpoint.precision == "fp4"
-    if is_fp4 and d.gpu is not None and d.gpu.architecture != "blackwell":
+    if is_fp4 and d.gpu is not None and d.gpu.sm < 100:
         message = f"{d.gpu.title} has no FP4 arithmetic: NVFP4 weights need Blackwell"
-        yield Violation(None, message, "use the fp8 or w4a16 weights, or b200, gb200 or gb200-nvl72")
+        yield Violation(None, message, "use the fp8 or w4a16 weights, or a Blackwell GPU such as b200")
 
 
 @RULES.error("X003", target_only=True)
@@ -74,14 +75,17 @@ def _data_parallel_nodes(d: VllmDeployment) -> Iterator[Violation]:
         yield Violation("data_parallel_size", message, "use --parallel tp, or an instance on each node")
 
 
-# Attention backend of MLA -> the GPUs that it runs on (None: both), the KV block sizes (their multiples, for 16), and
+# Attention backend of MLA -> the GPUs that it runs on (none: all), the KV block sizes (their multiples, for 16), and
 # whether it reads an FP8 KV cache (the backends' own classes, in 0.24.0, 0.25.1 and 0.33.0).
-_BACKENDS: Mapping[str, tuple[str | None, tuple[int, ...], bool]] = {
-    "FLASH_ATTN_MLA": ("hopper", (16,), False),
-    "FLASHMLA": (None, (64,), True),
-    "TRITON_MLA": (None, (16,), True),
-    "CUTLASS_MLA": ("blackwell", (128,), True),
-    "FLASHINFER_MLA": ("blackwell", (32, 64), True),
+_BACKENDS: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], bool]] = {
+    "FLASH_ATTN_MLA": (("hopper",), (16,), False),
+    "FLASHMLA": (("hopper", "blackwell"), (64,), True),
+    "TRITON_MLA": ((), (16,), True),
+    "CUTLASS_MLA": (("blackwell",), (128,), True),
+    "FLASHINFER_MLA": (("blackwell",), (32, 64), True),
+    "FLASHMLA_SPARSE": (("hopper", "blackwell"), (), True),
+    "FLASHINFER_MLA_SPARSE": (("blackwell",), (), True),
+    "FLASHINFER_MLA_SPARSE_SM120": (("rtx_blackwell",), (), True),
 }
 
 
@@ -93,19 +97,25 @@ def _fp8_kv(d: VllmDeployment) -> Iterator[Violation]:
         yield Violation("attention_backend", message, "leave attention_backend out, or use FLASHMLA")
 
 
+# Kernels of the experts that are for SM100 and SM103 only (fused_moe/experts/trtllm_*_moe.py).
+_SM100_EXPERTS = "flashinfer_trtllm"
+
+
 @RULES.error("X008")
 def _backend_gpu(d: VllmDeployment) -> Iterator[Violation]:
-    backend = d.attention_backend
-    needed = _BACKENDS.get(backend, (None,))[0]
-    if d.gpu is not None and needed not in (None, d.gpu.architecture):
-        message = f"{backend} runs on {str(needed).capitalize()}, not on {d.gpu.title}"
-        yield Violation("attention_backend", message, "leave attention_backend out")
+    chosen = {"attention_backend": (d.attention_backend, _BACKENDS.get(d.attention_backend, ((),))[0])}
+    if d.get("moe_backend") == _SM100_EXPERTS:
+        chosen["moe_backend"] = (_SM100_EXPERTS, ("blackwell",))
+    for key, (backend, able) in chosen.items():
+        if d.gpu is not None and able and d.gpu.architecture not in able:
+            message = f"{backend} runs on {' and '.join(able)}, not on {d.gpu.title}"
+            yield Violation(key, message, f"leave {key} out")
 
 
 @RULES.error("X009")
 def _block_size(d: VllmDeployment) -> Iterator[Violation]:
     backend, size = d.attention_backend, d.get("block_size")
-    sizes = _BACKENDS.get(backend, (None, (), False))[1]
+    sizes = _BACKENDS.get(backend, ((), (), False))[1]
     if not size or not sizes:
         return
     if size % 16 if sizes == (16,) else size not in sizes:
@@ -247,3 +257,8 @@ def _default_temperature(d: VllmDeployment) -> Iterator[Violation]:
 def _remote_code(d: VllmDeployment) -> Iterator[Violation]:
     if d.get("trust_remote_code"):
         yield Violation("trust_remote_code", RUNS_CODE, "leave trust_remote_code out")
+
+
+@RULES.note("X025")
+def _unpublished_gpu(d: VllmDeployment) -> Iterator[Violation]:
+    yield from nothing_published(d.gpu)

@@ -53,6 +53,9 @@ NO_ANSWER = "no answer before its deadline"
 # cards have other memory sizes and no NVSwitch; the catalogue does not have them.
 _CATALOGUE_NAMES: Mapping[str, tuple[str, ...]] = {
     r"GB200": ("gb200", "gb200-nvl72"),
+    r"GB300": ("gb300", "gb300-nvl72"),
+    r"B300": ("b300",),
+    r"RTX PRO 6000 Blackwell Server": ("rtx-pro-6000",),
     r"B200": ("b200",),
     r"\bH200(?! NVL)": ("h200",),
     r"H100 80GB HBM3|H100 SXM": ("h100",),
