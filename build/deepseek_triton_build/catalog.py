@@ -18,6 +18,7 @@ from deepseek_triton_build.data.catalog import (
     find_precision,
     find_variant,
     foreign_weights,
+    full_name,
     gpus,
     how_to_plan,
     precision_in_name,

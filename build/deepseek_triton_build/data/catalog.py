@@ -6,12 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data.own_files import load_yaml
-
-_Entry = TypeVar("_Entry")
 
 Precision = Literal["fp8", "fp4", "w4a8", "w4a16"]
 PRECISIONS: Mapping[Precision, str] = {
@@ -232,9 +230,19 @@ def find_moe_backends(gpu: Gpu, precision: str, expert_parallel_size: int) -> Mo
     return next(rows, None)
 
 
+def full_name(name: str) -> str:
+    """Return the variant's name that is meant: in small letters, and with "deepseek-" where only that is missing. A
+    name of no variant stays as it is."""
+    meant = (name.lower(), f"{_MAKER}{name.lower()}")
+    return next((one for one in meant if one in variants()), name)
+
+
 def find_variant(name: str) -> Variant:
-    """Return the variant of that name in any case, or raise UnknownNameError, which names the nearest."""
-    return _find("variant", name, variants(), note=how_to_plan(name))
+    """Return the variant of that name as `full_name` takes it, or raise UnknownNameError, which names the nearest."""
+    found = variants().get(full_name(name))
+    if found is None:
+        raise UnknownNameError("variant", name, variants(), note=how_to_plan(name))
+    return found
 
 
 def find_served(name: str) -> Variant:
@@ -242,7 +250,7 @@ def find_served(name: str) -> Variant:
 
     :raises UnknownNameError: when there is none.
     """
-    named = None if name.lower() in variants() else checkpoint_named(name)
+    named = None if full_name(name) in variants() else checkpoint_named(name)
     return named[0] if named else find_variant(name)
 
 
@@ -255,7 +263,9 @@ def find_gpu(name: str) -> Gpu:
         for other, differs in gpu.stands_for.items()
         if set(other.split("-")) <= words
     ]
-    return _find("GPU", name, gpus(), note=" or ".join(alike))
+    if name.lower() not in gpus():
+        raise UnknownNameError("GPU", name, gpus(), note=" or ".join(alike))
+    return gpus()[name.lower()]
 
 
 def find_precision(name: str) -> Precision:
@@ -290,19 +300,26 @@ def title_of(variant: Variant, checkpoint: KnownCheckpoint | None) -> str:
 
 
 def checkpoint_named(name: str, precision: str | None = None) -> tuple[Variant, KnownCheckpoint] | None:
-    """Return the variant and checkpoint of a name without an owner, such as `deepseek-v3.1-terminus`; None for none.
+    """Return the variant and checkpoint of a name without an owner or without "deepseek-", such as `v3.1-terminus`;
+    None for none.
 
     :param precision: the precision that is preferred, where a model has weights of several.
     """
+    short = name.lower().removeprefix(_MAKER)
     meant = [
         found
         for model, found in _by_name().items()
-        if name.lower() in (model.rpartition("/")[2].lower(), found[1].published_for.lower())
+        if short in {one.lower().removeprefix(_MAKER) for one in (model.rpartition("/")[2], found[1].published_for)}
     ]
     wanted = find_precision(precision) if precision else None
     return next((found for found in meant if found[1].precision == wanted), meant[0] if meant else None)
 
 
+_MAKER = "deepseek-"
+# Where the maker's name is left out in front of a model's, or written ds.
+_WITHOUT_MAKER = re.compile(r"^(?=[rv]\d)|(?<![a-z0-9])ds-")
+# A smaller model, which only learned from the one that it names: all but 671B and 685B.
+_SMALLER = re.compile(r"distill|qwen|llama|(?<![a-z0-9.])(?!67|68)\d+(\.\d+)?b(?![a-z0-9])")
 # Weights that no engine here reads, by a word of their name, and what to do.
 _FOREIGN_WEIGHTS = {
     "GGUF files, which are for llama.cpp": r"gguf|i?q\d",
@@ -329,7 +346,7 @@ def precision_in_name(name: str) -> Precision | None:
 
 def how_to_plan(name: str) -> str:
     """Say how a checkpoint is planned whose name is not known but tells what it is; "" where it doesn't tell."""
-    given = re.sub(r"(?<=\d)_(?=\d)", ".", name.lower()).replace("_", "-")
+    given = re.sub(r"(?<=\d)_(?=\d)", ".", name.lower().rpartition("/")[2]).replace("_", "-")
     foreign, precision = foreign_weights(name), precision_in_name(name)
     stems = {variant: variant for variant, entry in variants().items() if not entry.model}
     stems |= {
@@ -337,14 +354,15 @@ def how_to_plan(name: str) -> str:
     }
     if short := [stem for stem in stems if stem.endswith(f"-{given}")]:
         return f"did you mean {short[0]!r}?"
-    meant = [stem for stem in sorted(stems, key=len, reverse=True) if _word(re.escape(stem)).search(given)]
-    if not meant or "distill" in given:
+    full = _WITHOUT_MAKER.sub(_MAKER, given)
+    meant = [stem for stem in sorted(stems, key=len, reverse=True) if _word(re.escape(stem)).search(full)]
+    if not meant or _SMALLER.search(given):
         return ""
     variant = stems[meant[0]]
     if foreign:
         return f"by its name it has {foreign}; {variant} --model NAME takes others"
-    if "/" not in name and precision is None:
-        return ""
+    if "/" not in name and precision is None and full == given:
+        return ""  # a misspelled variant
     weights = f" --precision {precision}" if precision else ""
     weights += " --engine vllm" if precision == "w4a16" else ""
     return f"by its name it is planned as: {variant}{weights} --model {name if '/' in name else 'NAME'}"
@@ -378,12 +396,6 @@ def _variant(name: str, entry: dict[str, Any]) -> Variant:
     }
     architecture = architectures()[entry["architecture"]] if "architecture" in entry else None
     return Variant(name=name, **{**entry, **lists, **weights, "architecture": architecture})
-
-
-def _find(kind: str, name: str, entries: Mapping[str, _Entry], *, note: str = "") -> _Entry:
-    if name.lower() not in entries:
-        raise UnknownNameError(kind, name, entries, note=note)
-    return entries[name.lower()]
 
 
 # Checkpoints with fewer layers or experts than the model, which test hardware: `checkpoint cut` makes them.

@@ -105,9 +105,9 @@ def _hub_name(args: argparse.Namespace) -> HubName:
 
 
 def _of_variant(variant_name: str, precision: str | None) -> str:
-    from deepseek_triton_build.catalog import checkpoint_named, find_precision, find_variant, variants
+    from deepseek_triton_build.catalog import checkpoint_named, find_precision, find_variant, full_name, variants
 
-    if variant_name.lower() not in variants() and (named := checkpoint_named(variant_name, precision)):
+    if full_name(variant_name) not in variants() and (named := checkpoint_named(variant_name, precision)):
         if precision is not None and named[1].precision != find_precision(precision):
             raise ToolError(f"{variant_name} is known as {named[1].model} only; correct --precision", exit_code=2)
         return named[1].model

@@ -26,6 +26,7 @@ from deepseek_triton_build.catalog import (
     cut_summary,
     find_precision,
     foreign_weights,
+    full_name,
     how_to_plan,
     precision_in_name,
     release_for_container,
@@ -87,7 +88,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         raise OptionError("--slo: only with --from-bench FILE, the result of a benchmark")
     named = _named(args)
     _refuse_meaningless(args, named.variant)
-    model = _model(args.model, named)
+    model = _model(args.model, named, args.precision)
     precision = _precision(args.precision, named, model, for_vllm=args.engine == "vllm")
     if args.gpu is None and _needs_gpu(named.variant, args.engine):
         raise OptionError(f"{named.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
@@ -344,8 +345,8 @@ def _brief(text: str) -> str:
 def _named(args: argparse.Namespace) -> _Named:
     """Find the variant by its name or a checkpoint's. Raises OptionError for a path or an unknown Hugging Face name."""
     given = args.variant
-    if given.lower() in variants():
-        return _Named(given.lower())
+    if (name := full_name(given)) in variants():
+        return _Named(name)
     if os.path.isdir(given) or is_path(given):
         raise OptionError(_about_folder(given))
     found = variant_of_model(given) or checkpoint_named(given, args.precision)
@@ -456,9 +457,9 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
     return facts.precision
 
 
-def _model(given: str | None, named: _Named) -> str | None:
-    """Return --model as it is written into the files: the form tells a folder here (./NAME) from a Hugging Face name.
-    Raises OptionError when it can be neither."""
+def _model(given: str | None, named: _Named, precision: str | None) -> str | None:
+    """Return --model as it is written into the files: the form tells a folder here (./NAME) from a Hugging Face name,
+    which gets its owner. Raises OptionError when it can be neither."""
     if given is None:
         return named.model
     try:
@@ -471,4 +472,7 @@ def _model(given: str | None, named: _Named) -> str | None:
             raise OptionError(f"--model {_brief(given)}: is too long for a path") from error
     if not given:
         raise OptionError("--model: expected a folder or a Hugging Face name, found nothing")
-    return f"./{given}" if os.path.isdir(given) and not is_path(given) else given
+    if os.path.isdir(given):
+        return given if is_path(given) else f"./{given}"
+    known = checkpoint_named(given, precision)
+    return given if known is None else known[1].model
