@@ -6,7 +6,6 @@ and their memory. C: config.pbtxt. W: the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from deepseek_triton_build.rules.finding import Code
@@ -100,15 +99,3 @@ TWO_STATEMENTS = _warning("W023")
 
 CHECKS = tuple(sorted((value for value in globals().values() if isinstance(value, Code)), key=lambda c: c.code))
 """All codes of this file, sorted."""
-
-FOLLOWS: Mapping[str, frozenset[str]] = {
-    "K008": frozenset({"H002"}),
-    "K010": frozenset({"K006", "K007"}),
-    "L007": frozenset({"T017"}),
-    "M002": frozenset({"H002", "W006"}),
-    "P003": frozenset({"P001", "P002", "T016"}),
-    "T014": frozenset({"P001", "T016"}),
-    "T016": frozenset({"P001"}),
-    "T017": frozenset({"X014"}),
-}
-"""Code -> those whose findings about the same model have the same cause, and tell it: the fix of one mends both."""

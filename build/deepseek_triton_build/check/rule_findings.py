@@ -22,7 +22,7 @@ from deepseek_triton_build.check.scripts import ShellScript, env_overrides, vari
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.rules import violations, vllm_violations
-from deepseek_triton_build.rules.finding import Code, Finding
+from deepseek_triton_build.rules.finding import Code, Finding, causes
 from deepseek_triton_build.rules.moe import BALANCER
 from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
 
@@ -126,8 +126,7 @@ class ModelCheck:
         """
         gone = {finding.file for finding in self.findings if finding.code == codes.MISSING_FILE.code}
         self.findings = [one for one in self.findings if one.code != codes.UNREADABLE.code or one.file not in gone]
-        told = {finding.code for finding in self.findings}
-        self.findings = [one for one in self.findings if not told & codes.FOLLOWS.get(one.code, frozenset())]
+        self.findings = causes(self.findings, lambda finding: finding.code)
         self.model = CheckedModel(
             file=file,
             model=model or None,

@@ -143,6 +143,9 @@ class Plan:
 def make_plan(request: PlanRequest) -> Plan:
     """Make the plan for `request`.
 
+    Of a checkpoint in `request.model` only config.json and hf_quant_config.json are read, as the weights may be on
+    another machine. `check.read_facts` compares them with the tensors (W022, W023), and the command line asks it first.
+
     :raises UnknownNameError: for an unknown variant, GPU, precision, profile, engine or release.
     :raises RefusedPlanError: for a combination that can't work; its text and `suggestion` give the nearest that does.
     :raises UnusableCheckpointError: when a file of the checkpoint in `request.model` can't be read.

@@ -22,6 +22,7 @@ from deepseek_triton_build.rules import (
     vllm,
 )
 from deepseek_triton_build.rules.disaggregation import ServerPair
+from deepseek_triton_build.rules.finding import causes
 from deepseek_triton_build.rules.orchestrator import Orchestrator
 from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation, VllmDeployment
 
@@ -67,7 +68,8 @@ def orchestrator_violations(joins: Orchestrator) -> Iterator[tuple[Rule, Violati
 def _broken(
     rules: Sequence[Rule], deployment: Deployment | VllmDeployment | ServerPair | Orchestrator
 ) -> Iterator[tuple[Rule, Violation]]:
+    found: list[tuple[Rule, Violation]] = []
     for rule in rules:
         with suppress(UnknownFactError):
-            for violation in rule.find_violations(deployment):
-                yield rule, violation
+            found.extend((rule, violation) for violation in rule.find_violations(deployment))
+    yield from causes(found, lambda one: one[0].code)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.text import printable_line
@@ -65,3 +65,27 @@ class Code:
 def _words() -> Mapping[str, Mapping[str, str]]:
     words: Mapping[str, Mapping[str, str]] = load_yaml("rules.yaml")
     return words
+
+
+_FOLLOWS: Mapping[str, frozenset[str]] = {
+    "K008": frozenset({"H002"}),
+    "K010": frozenset({"K006", "K007"}),
+    "L007": frozenset({"T017"}),
+    "M002": frozenset({"H002", "W006"}),
+    "P003": frozenset({"P001", "P002", "T016"}),
+    "T014": frozenset({"P001", "T016"}),
+    "T016": frozenset({"P001"}),
+    "T017": frozenset({"X014"}),
+}
+"""Code -> those whose findings about the same model have the same cause, and tell it: the fix of one mends both."""
+_Found = TypeVar("_Found")
+
+
+def causes(found: Iterable[_Found], code: Callable[[_Found], str]) -> list[_Found]:
+    """Return what was found about a model without what follows from the rest.
+
+    :param code: returns the code of one.
+    """
+    found = list(found)
+    told = {code(one) for one in found}
+    return [one for one in found if not told & _FOLLOWS.get(code(one), frozenset())]
