@@ -308,7 +308,7 @@ def test_folders_of_other_formats_say_how_they_are_started(tmp_path):
     cases = {
         "dynamo": "kubectl apply -f {}/dynamo.yaml",
         "trtllm-serve --profile disagg": "run context/serve.sh and generation/serve.sh on their machines",
-        "trtllm-serve": "run {}/serve.sh in",
+        "trtllm-serve": "deepseek-triton launch docker {}",
     }
     for number, (words, expected) in enumerate(cases.items()):
         folder = tmp_path / str(number)

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import shutil
 import subprocess
 
@@ -126,6 +127,86 @@ def test_options(launched, repository):
         line = " ".join(launched(repository, *options.split()))
         assert ([text for text in present if text not in line], options) == ([], options)
         assert ([text for text in absent if text in line], options) == ([], options)
+
+
+SERVED = {
+    "trtllm-serve": ("--engine tensorrt_llm", "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"),
+    "vllm-serve": ("--engine vllm", "vllm/vllm-openai:v0.24.0"),
+}
+
+
+@pytest.fixture(scope="module")
+def served(repository, tmp_path_factory):
+    """Folders without Triton of the same checkpoint, by their format."""
+    words = ("deepseek-r1", "--gpu", "h200", "--model", str(repository.parent / "R1"))
+    folder = tmp_path_factory.mktemp("served")
+    return {
+        form: build(folder / form, *words, *engine.split(), "--format", form) for form, (engine, _) in SERVED.items()
+    }
+
+
+@pytest.mark.slow
+def test_a_folder_without_triton_runs_in_its_own_container(launched, served, repository, monkeypatch):
+    for variable in ("GRPC_PORT", "METRICS_ADDRESS", "READY_WITHIN"):  # of start.sh, so that nothing comes of them here
+        monkeypatch.setenv(variable, "127")
+    checkpoint = str(repository.parent / "R1")
+    cases = [
+        ("", ["--network host", "--env HOST=0.0.0.0 --env PORT=8000", "--rm --init"], ["--publish"]),
+        ("--http-port 8001 --network b", ["--publish 8001:8001", "HOST=0.0.0.0 --env PORT=8001"], ["8000", "8002"]),
+        ("--address 127.0.0.1", ["--env HOST=127.0.0.1 --env PORT=8000"], []),
+        ("--network b --address 127.0.0.1", ["--publish 127.0.0.1:8000:8000", "HOST=0.0.0.0"], ["127.0.0.1:8001"]),
+        (
+            "--env A=b --restart always --detach --name nn",
+            ["--env A=b", "--restart always --detach", "--name nn"],
+            ["--rm"],
+        ),
+        ("-- --max_batch_size 4", ["serve.sh --max_batch_size 4"], []),
+    ]
+    for form, (_, image) in SERVED.items():
+        args = launched(served[form])
+        assert args[-2:] == [image, f"{served[form]}/serve.sh"]
+        assert {option: values(args, f"--{option}") for option in OPTIONS} == OPTIONS
+        assert values(args, "--entrypoint") == ([""] if form == "vllm-serve" else [])
+        sources = {target: (source, is_kept) for target, (source, is_kept) in mounts(args).items()}
+        assert sources[checkpoint] == (checkpoint, True)
+        assert sources[str(served[form])] == (str(served[form]), True)
+        assert not sources[containers.KERNELS_MOUNT][1]
+        assert {"GRPC_PORT", "METRICS_ADDRESS", "READY_WITHIN", "EXIT_TIMEOUT"} & set(environment(args)) == set()
+        for options, present, absent in cases:
+            line = " ".join(launched(served[form], *options.split()))
+            assert ([text for text in present if text not in line], options) == ([], options)
+            assert ([text for text in absent if text in line], options) == ([], options)
+
+
+@pytest.mark.slow
+def test_a_folder_without_triton_that_can_not_run_so_is_refused(served, tmp_path):
+    serve = served["trtllm-serve"]
+    words = ("deepseek-r1", "--gpu", "h200", "--format", "trtllm-serve")
+    two = build(tmp_path / "two", *words[:2], "h100", "--gpus", "16", *words[3:])
+    pair = build(tmp_path / "pair", *words, "--profile", "disagg")
+    copies = {name: shutil.copytree(serve, tmp_path / name) for name in ("relative", "port", "unstamped")}
+    edits = {"relative": (r"trtllm-serve \S+", "trtllm-serve ./R1"), "port": (r"\$\{PORT:-8000\}", "9")}
+    for name, (pattern, new) in edits.items():
+        script = copies[name] / "serve.sh"
+        script.write_text(re.sub(pattern, new, script.read_text()))
+    (copies["unstamped"] / "deepseek-triton.json").unlink()
+    given = ["--grpc-port", "1", "--metrics-port", "2", "--exit-timeout", "3", "--ready-within", "4"]
+    given += ["--max-restarts", "5", "--ready-file", "f", "--interface", "i"]
+    cases = [
+        (serve, given, 2, f"{', '.join(given[::2])}: only for Triton"),
+        (serve, ["--env", "PORT=9", "--", "--host=x"], 2, "PORT, --host=x: say it with --address and --http-port"),
+        (serve, ["--gpus", "4"], 2, "takes 8 GPUs of each node, got 4"),
+        (two, [], 2, "takes 2 nodes"),
+        (pair, [], 1, "is a pair of trtllm-serve servers"),
+        (copies["relative"], [], 1, "found ./R1"),
+        (copies["port"], [], 1, "HOST and PORT"),
+        (copies["unstamped"], [], 1, "has no deepseek-triton.json"),
+    ]
+    for folder, options, code, expected in cases:
+        refused = dry_run("docker", folder, *options)
+        [line] = refused.stderr.splitlines()
+        assert (refused.returncode, expected in line) == (code, True), line
+    assert "--env PORT=8002" in dry_run("docker", pair / "generation").stdout
 
 
 @pytest.mark.slow

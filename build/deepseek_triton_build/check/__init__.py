@@ -18,6 +18,7 @@ from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions
 from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, read_header
+from deepseek_triton_build.check.scripts import served_model
 from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
 from deepseek_triton_build.planning.plan_request import read_json_object
 from deepseek_triton_build.render.stamp import MANIFEST
@@ -51,4 +52,5 @@ __all__ = [
     "read_stamp",
     "read_yaml",
     "rules_page",
+    "served_model",
 ]

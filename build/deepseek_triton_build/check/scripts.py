@@ -312,6 +312,13 @@ def read_script(path: Path, file: str) -> tuple[ShellScript | None, list[Finding
     return ShellScript(file=file, text=text, folder=path.parent), findings + _syntax_problems(text, file)
 
 
+def served_model(path: Path) -> str | None:
+    """Return the checkpoint that a script serves; None where it names none, or one that only a run of it knows."""
+    script, _ = read_script(path, path.name)
+    programs = script.programs if script is not None else ()
+    return next((program.model for program in programs if program.is_engine), None)
+
+
 def typed(words: Sequence[Word], spelled: str) -> Any:
     """Return the value that a flag's words stand for, as YAML would read it; None when it can't be known.
 

@@ -177,6 +177,7 @@ _FORMS: dict[str, tuple[str, tuple[str, str], dict[str, str]]] = {
     ),
 }
 _RUN_AT_ONCE = ("local", "docker")
+_OF_TRITON = ("grpc_port", "metrics_port", "exit_timeout", "ready_within", "max_restarts", "ready_file", "interface")
 
 
 def add_options(verb: VerbParser) -> None:
@@ -196,7 +197,7 @@ def add_options(verb: VerbParser) -> None:
         verb.set_defaults(form=form, submit=form in _RUN_AT_ONCE, dry_run=form == "ssh-setup")
         verb.runs(_start, *(f"deepseek-triton launch {example}" for example in examples))
         verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
-        verb.add_argument("folder", metavar="DIR", help="folder that build wrote; ARGS are for tritonserver")
+        verb.add_argument("folder", metavar="DIR", help="folder that build wrote; ARGS are for the server")
         if form != "ssh-setup":
             mode = verb.add_mutually_exclusive_group()
             option(mode, "--dry-run", "only print what would run")
@@ -315,13 +316,17 @@ def _start(args: argparse.Namespace) -> int:
         launched = pair_of(args.folder, options)
     else:
         form = {**LAUNCH_FORMS, **PRINTED_FORMS}[f"recipe {args.kind}" if args.form == "recipe" else args.form]
-        launched = facts_of(args.folder)
+        launched = facts_of(args.folder, without_triton=args.form == "docker")
+        if launched.serve_port is not None:
+            _do_without_triton(args, launched.serve_port)
         options = _options(args, launched.ranks_per_node)
         if options.context_servers or options.generation_servers:
             _refuse([f"--context-servers and --generation-servers are for a pair, and {args.folder} is one repository"])
     ports = (options.http_port, options.grpc_port, options.metrics_port)
     numbers = ", ".join(map(str, ports))
-    same = [f"HTTP, gRPC and metrics need a port each, got {numbers}"] if len(set(ports)) < len(ports) else []
+    has_triton = isinstance(launched, LaunchedPair) or launched.has_triton
+    is_shared = has_triton and len(set(ports)) < len(ports)
+    same = [f"HTTP, gRPC and metrics need a port each, got {numbers}"] if is_shared else []
     _refuse([*same, *form.refusals(launched, options)])
     unmet, runs = list(form.unmet_requirements(launched, options)), args.submit and not args.dry_run
     if runs and form.program and shutil.which(form.program) is None:
@@ -344,12 +349,24 @@ def _start(args: argparse.Namespace) -> int:
     return 128 - code if code < 0 else code
 
 
+def _do_without_triton(args: argparse.Namespace, port: int) -> None:
+    """Take away the options of Triton and its supervisor, and give the port its default.
+
+    Raises ToolError when one of them is set.
+    """
+    wrong = [f"--{name.replace('_', '-')}" for name in _OF_TRITON if vars(args).pop(name) is not None]
+    _refuse([f"{', '.join(wrong)}: only for Triton and its supervisor, and serve.sh has neither"] if wrong else [])
+    take_start_variables(args, ("http_port", "address"))
+    args.http_port = args.http_port or port
+
+
 def _options(args: argparse.Namespace, ranks_per_node: int = 1) -> LaunchOptions:
     """Raises ToolError when a host file or a variable of start.sh is wrong."""
     from deepseek_triton_tools.launching import mpirun
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 
-    if getattr(args, "address", "") is None:  # --address is for all three; these have no option of their own
+    # --address is for all three; these have no option of their own.
+    if hasattr(args, "grpc_port") and getattr(args, "address", "") is None:
         others = [(name, os.environ[name]) for name in ("GRPC_ADDRESS", "METRICS_ADDRESS") if os.environ.get(name)]
         args.environment = [*others, *args.environment]
     given_names = [name for name, _ in args.environment]

@@ -1,4 +1,4 @@
-"""`launch docker`: one container with start.sh as its first process; and what the containers of other forms share.
+"""`launch docker`: one container that runs start.sh, or serve.sh; and what the containers of other forms share.
 
 Compiled kernels are kept when a container ends. Without that every start compiles them again, and the first requests of
 a new shape wait for seconds (sgl-project/sglang#29170, NVIDIA/TensorRT-LLM pull request 16178).
@@ -84,6 +84,10 @@ def transports(facts: LaunchFacts) -> str:
     return "NCCL and vLLM's message queues" if facts.vllm else "NCCL and Open MPI"
 
 
+def _shm_users(facts: LaunchFacts) -> str:
+    return transports(facts) + (" and tritonserver's Python backend" if facts.has_triton else "")
+
+
 def too_few_gpus(facts: LaunchFacts, num_gpus: int) -> Iterator[str]:
     """Yield a reason to refuse: a rank without a GPU would fail only after the other ranks have loaded."""
     if num_gpus < facts.gpus_per_node:
@@ -125,8 +129,23 @@ _GPUS = re.compile(rf"all|none|[1-9]\d*|{_DEVICE}|(\d+|{_DEVICE})(,(\d+|{_DEVICE
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 
 
+# Words of serve.sh's command line that would override what is published.
+_LISTENING = re.compile(r"--(host|port)(=.*)?")
+
+
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    if facts.nodes > 1:
+    if not facts.has_triton:
+        if facts.nodes > 1:
+            yield (
+                f"{facts.source} takes {facts.nodes} nodes, and docker starts one container: run "
+                f"{facts.start_script.name} in containers of your own, as its comments say, or build it with --format "
+                "triton, which launch slurm and launch kubernetes start"
+            )
+        words = [name for name, _ in options.environment if name in ("HOST", "PORT")]
+        words += [word for word in options.server_args if _LISTENING.fullmatch(word)]
+        if words:
+            yield f"{', '.join(words)}: say it with --address and --http-port, which is published too"
+    elif facts.nodes > 1:
         if facts.uses_mpi:
             yield (
                 f"{facts.source} takes {facts.nodes} nodes, and docker starts one container: use launch ssh-setup, "
@@ -163,7 +182,7 @@ def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if size is not None and size < facts.shm_bytes:
         yield (
             f"--shm-size {sized(size)}: {sized(facts.shm_bytes)} are planned for {facts.source}, because "
-            f"tritonserver's Python backend, {transports(facts)} end with a bus error when it is full: leave it out"
+            f"{_shm_users(facts)} end with a bus error when it is full: leave it out"
         )
     for name, _ in options.environment:
         if near := nearest_variable(name):
@@ -177,7 +196,8 @@ def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    start_script.dry_run(facts.start_script, start_script.server_environment(options), options.server_args)
+    if facts.has_triton:
+        start_script.dry_run(facts.start_script, start_script.server_environment(options), options.server_args)
     values = {
         "version": __version__,
         "source": for_comment(facts.source),
@@ -195,10 +215,14 @@ def docker_run(facts: LaunchFacts, options: LaunchOptions) -> dict[str, Any]:
         gpus = f'"device={gpus}"'  # docker reads the value as CSV, where a comma would end it
     shm_bytes = options.shm_size or facts.shm_bytes
     ports = [str(port) for port in (options.http_port, options.grpc_port, options.metrics_port)]
+    ports = ports if facts.has_triton else ports[:1]
     address = f"[{options.address}]" if ":" in (options.address or "") else options.address
     published = [f"{address}:{port}:{port}" if address else f"{port}:{port}" for port in ports]
     # In a network of its own the server listens on all addresses, and docker publishes on the one of --address.
     inside = options if options.network == "host" else dataclasses.replace(options, address=None)
+    variables = start_script.server_environment(inside)
+    if not facts.has_triton:
+        variables = {"HOST": inside.address or "0.0.0.0", "PORT": ports[0], **dict(options.environment)}
     ready_folder = options.ready_file and os.path.dirname(os.path.abspath(options.ready_file))
     hub = serving.hub_cache if serving and serving.names else None
     software = f"vLLM {facts.vllm}" if facts.vllm else f"TensorRT-LLM {facts.release}"
@@ -219,11 +243,14 @@ def docker_run(facts: LaunchFacts, options: LaunchOptions) -> dict[str, Any]:
         "ipc_host": options.ipc_host,
         "shm_size": sized(shm_bytes),
         "shm_bytes": shm_bytes,
-        "transports": transports(facts),
+        "shm_users": _shm_users(facts),
         "expert_copy_why": facts.expert_copy_why,
         "host_network": options.network == "host",
         "network": shlex.quote(options.network),
         "ports": ", ".join(ports),
+        "has_triton": facts.has_triton,
+        "own_entrypoint": facts.vllm is not None and not facts.has_triton,
+        "script": facts.start_script.name,
         "listens": (
             f"on {options.address} only" if options.address else "on all its addresses; --address limits them to one"
         ),
@@ -237,13 +264,13 @@ def docker_run(facts: LaunchFacts, options: LaunchOptions) -> dict[str, Any]:
         "kernel_mount": bind(str(kernel_folder(facts, options)), KERNELS_MOUNT, writable=True),
         "ready_mount": ready_folder and bind(ready_folder, ready_folder, writable=True),
         "kernel_variables": _env(kernel_environment()),
-        "server_variables": _env(start_script.server_environment(inside)),
+        "server_variables": _env(variables),
         "image": shlex.quote(image) if image else None,
         "comment_image": for_comment(image),
         "image_why": (
-            f"The image of --image; the repository was made for {facts.image or 'no container'}."
+            f"The image of --image; the folder was made for {facts.image or 'no container'}."
             if options.image
-            else f"The image that the repository was made for: it has {software}."
+            else f"The image that the folder was made for: it has {software}."
         ),
     }
 

@@ -164,7 +164,7 @@ class LaunchOptions:
     environment: tuple[tuple[str, str], ...] = ()
     """Further variables for the server."""
     server_args: tuple[str, ...] = ()
-    """Arguments for tritonserver."""
+    """Arguments for tritonserver, or for serve.sh."""
 
     # Containers, of docker, slurm and kubernetes
     image: str | None = None

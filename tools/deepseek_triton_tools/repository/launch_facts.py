@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_build.catalog import KnownCheckpoint, gpus, variant_of_model, variants
-from deepseek_triton_build.check import MANIFEST, Stamp, read_stamp, read_yaml
+from deepseek_triton_build.check import MANIFEST, Stamp, read_stamp, read_yaml, served_model
 from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.repository.checkpoint_files import (
     MODEL_YAML,
@@ -84,11 +84,16 @@ def serving_of(source: str) -> Serving:
     served = [model for model_yaml in yamls for model in served_models(model_yaml)]
     first = served[0].model_yaml.resolve()
     stamp, _ = read_stamp(first.parent.parent, "")
-    size, size_from = _size(source, served, stamp)
     document, _ = read_yaml(first, str(first))
     values = document.values if document else {}
     sizes = [values.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data")]
     num_gpus = math.prod(size for size in sizes if isinstance(size, int)) if isinstance(sizes[0], int) else None
+    return _serving(source, served, stamp, _size(source, served, stamp), num_gpus)
+
+
+def _serving(
+    source: str, served: list[ServedModel], stamp: Stamp, size: tuple[int, str], num_gpus: int | None = None
+) -> Serving:
     gpu = gpus().get(stamp.text("gpu") or "")
     return Serving(
         source=source,
@@ -101,8 +106,8 @@ def serving_of(source: str) -> Serving:
             )
         ),
         hub_cache=str(hub_cache()[0]),
-        size=size,
-        size_from=size_from,
+        size=size[0],
+        size_from=size[1],
         image=stamp.text("image"),
         num_gpus=num_gpus,
         gpus_per_node=gpu.gpus_per_node if gpu else None,
@@ -157,11 +162,13 @@ def _mounts(folder: str) -> Iterator[tuple[str, str]]:
 
 START_SCRIPT = "start.sh"
 SUPERVISOR = "supervise.py"
-_DYNAMO, _ORCHESTRATOR, _SERVE = "dynamo.yaml", "orchestrator.sh", "serve.sh"
+SERVE_SCRIPT = "serve.sh"
+_DYNAMO, _ORCHESTRATOR = "dynamo.yaml", "orchestrator.sh"
 """Files of the other formats of `build`, which start without Triton."""
 _GIB = 2**30
 _READY_WITHIN = re.compile(r"READY_WITHIN:-(\d+)")
 _READY_WITHIN_S = 600
+_SERVE_PORT = re.compile(r"\bPORT:-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,10 +205,16 @@ class LaunchFacts:
     """The checkpoint; None for an engine that reads no weights."""
     expert_copy: int = 0
     """Bytes of the experts' copy in each node's /dev/shm; 0 without an online load balancer."""
+    serve_port: int | None = None
+    """The port that serve.sh listens on by itself, of a folder without Triton; None for a repository."""
+
+    @property
+    def has_triton(self) -> bool:
+        return self.serve_port is None
 
     @property
     def start_script(self) -> Path:
-        return self.folder / START_SCRIPT
+        return self.folder / (START_SCRIPT if self.has_triton else SERVE_SCRIPT)
 
     @property
     def supervisor(self) -> Path:
@@ -234,7 +247,7 @@ class LaunchFacts:
 
     @property
     def shm_bytes(self) -> int:
-        """Bytes of /dev/shm: 1 GiB for each worker, 1 GiB for tritonserver's Python backend, and the experts' copy.
+        """Bytes of /dev/shm: 1 GiB for each worker, 1 GiB for the server itself, and the experts' copy.
 
         NVIDIA's containers ask for --shm-size=1g. That this is enough for each process that uses the transports of NCCL
         and Open MPI, or vLLM's message queues, is an assumption. Only what is used takes memory.
@@ -250,26 +263,29 @@ class LaunchFacts:
         return f" {size:,.0f} GiB of it are the copy of all experts, which wide EP's load balancer keeps."
 
 
-def facts_of(source: str) -> LaunchFacts:
+def facts_of(source: str, *, without_triton: bool = False) -> LaunchFacts:
     """Read the facts about the repository at `source`.
 
+    :param without_triton: whether it may be the folder of trtllm-serve or of vLLM's own server.
     :raises RepositoryError: when `deepseek-triton build` has not written the folder, or it was changed since.
     :raises CheckpointError: when the checkpoint's size is not known.
     """
     folder = Path(os.path.abspath(source))
     try:
-        problem = _problem(source, folder)
+        problem = _problem(source, folder, without_triton)
     except OSError as error:
         where = os.path.relpath(error.filename, folder) if error.filename else START_SCRIPT
         what = safe_name(source) if where == "." or where.startswith("..") else safe_name(os.path.join(source, where))
         raise RepositoryError(f"{what}: can't be read: {error.strerror}") from error
     if problem:
         raise RepositoryError(problem)
-    [version_dir, *_] = _version_dirs(folder)
-    stamp, _ = read_stamp(version_dir.parent, "")
+    has_triton = (folder / START_SCRIPT).is_file()
+    version_dir = _version_dirs(folder)[0] if has_triton else folder
+    home = version_dir.parent if has_triton else folder
+    stamp, _ = read_stamp(home, "")
     serving: Serving | None
     try:
-        serving = serving_of(source)
+        serving = serving_of(source) if has_triton else _serving_of_script(source, folder / SERVE_SCRIPT, stamp)
     except NothingToReadError:
         serving = None
     planned = _planned_size(source, stamp, serving)
@@ -280,12 +296,18 @@ def facts_of(source: str) -> LaunchFacts:
             "folder as it was written, or write it anew"
         )
     nodes = -(-planned // gpu.gpus_per_node) if gpu else 1
-    # The stamp does not have the deadline, and who edits start.sh means the edited one.
-    match = _READY_WITHIN.search(_text_of_script(folder))
+    # The stamp has neither deadline nor port, and who edits a script means the edited one.
+    script = (folder / (START_SCRIPT if has_triton else SERVE_SCRIPT)).read_text("utf-8", errors="replace")
+    within, port = _READY_WITHIN.search(script), _SERVE_PORT.search(script)
+    if not has_triton and (port is None or "HOST:-" not in script):
+        raise RepositoryError(
+            f"{safe_name(source)}: expected {SERVE_SCRIPT} to listen at HOST and PORT, which launch sets, found "
+            'others: write --host "${HOST:-localhost}" --port "${PORT:-8000}"'
+        )
     return LaunchFacts(
         source=source,
         folder=folder,
-        model=version_dir.parent.name,
+        model=home.name,
         version_dir=version_dir,
         engine=stamp.text("engine") or "tensorrt_llm",
         release=stamp.text("release"),
@@ -296,13 +318,25 @@ def facts_of(source: str) -> LaunchFacts:
         num_gpus=planned if gpu else 0,
         world_size=nodes if stamp.text("vllm") else planned,
         nodes=nodes,
-        ready_within_s=int(match[1]) if match else _READY_WITHIN_S,
+        ready_within_s=int(within[1]) if within else _READY_WITHIN_S,
         serving=serving,
         expert_copy=shared if isinstance(shared := stamp.values.get("shared_memory"), int) and shared > 0 else 0,
+        serve_port=int(port[1]) if port and not has_triton else None,
     )
 
 
-def _problem(source: str, folder: Path) -> str | None:
+def _serving_of_script(source: str, script: Path, stamp: Stamp) -> Serving:
+    name = served_model(script)
+    if name is None or not (os.path.isabs(name) or parse_hub_name(name)):
+        raise RepositoryError(
+            f"{safe_name(source)}: expected {SERVE_SCRIPT} to name the checkpoint's whole path or its name on the "
+            f"Hugging Face hub, found {safe_name(name or 'none')}: build it anew with --model and the whole path"
+        )
+    served = [ServedModel(model_yaml=script, name=name, revision=None, is_draft=False, only_indexed=False)]
+    return _serving(source, served, stamp, _size(name, served, stamp))
+
+
+def _problem(source: str, folder: Path, without_triton: bool) -> str | None:
     """Return the reason why the folder can't be launched; None where it can."""
     name = safe_name(source)
     written = "launch runs what deepseek-triton build writes: deepseek-triton build VARIANT --gpu GPU --output DIR"
@@ -320,39 +354,39 @@ def _problem(source: str, folder: Path) -> str | None:
             "of its repositories, context/ or generation/",
             folder / _DYNAMO: f"is for Dynamo, which has no Triton server to launch: kubectl apply -f {name}/{_DYNAMO}",
             folder / _ORCHESTRATOR: "is a pair of trtllm-serve servers, which launch does not start: run "
-            f"context/{_SERVE} and generation/{_SERVE} on their machines, and {_ORCHESTRATOR}, which joins them",
-            folder / _SERVE: "is a server without Triton, which launch does not start: run "
-            f"{name}/{_SERVE} in its container",
+            f"context/{SERVE_SCRIPT} and generation/{SERVE_SCRIPT} on their machines, and {_ORCHESTRATOR}, which joins "
+            "them",
+            folder / SERVE_SCRIPT: f"is a server without Triton: deepseek-triton launch docker {name}",
         }
-        what = next((what for path, what in others.items() if path.is_file()), f"has no {START_SCRIPT}; {written}")
-        return f"{name} {what}"
-    versions = _version_dirs(folder)
-    if not versions:
-        return f"{name} has no model's folder beside its {START_SCRIPT}; {written}"
-    # An older start.sh would ignore DRY_RUN and start the server.
-    if not all((path / SUPERVISOR).is_file() for path in versions) or "DRY_RUN" not in _text_of_script(folder):
-        return (
-            f"{name} was written before there was a launch: write it anew, with the options in the first line of its "
-            f"{START_SCRIPT}"
-        )
-    if read_stamp(versions[0].parent, "")[0].text("engine") is None:
+        kind = next((path for path in others if path.is_file()), None)
+        if kind is None or kind.name != SERVE_SCRIPT or not without_triton:
+            return f"{name} {others[kind] if kind else f'has no {START_SCRIPT}; {written}'}"
+        script, home = kind, folder
+    else:
+        versions = _version_dirs(folder)
+        if not versions:
+            return f"{name} has no model's folder beside its {START_SCRIPT}; {written}"
+        script, home = folder / START_SCRIPT, versions[0].parent
+        # An older start.sh would ignore DRY_RUN and start the server.
+        is_old = "DRY_RUN" not in script.read_text("utf-8", errors="replace")
+        if is_old or not all((path / SUPERVISOR).is_file() for path in versions):
+            return (
+                f"{name} was written before there was a launch: write it anew, with the options in the first line of "
+                f"its {START_SCRIPT}"
+            )
+    if read_stamp(home, "")[0].text("engine") is None:
         return (
             f"{name} has no {MANIFEST} that can be read, which says what the folder was made for: copy the whole "
             "folder, or write it anew"
         )
-    if not os.access(folder / START_SCRIPT, os.X_OK):
-        script = safe_name(str(folder / START_SCRIPT))
-        return f"{script} can't be executed: chmod +x it, or copy the folder with its modes"
+    if not os.access(script, os.X_OK):
+        return f"{safe_name(str(script))} can't be executed: chmod +x it, or copy the folder with its modes"
     return None
 
 
 def _version_dirs(folder: Path) -> list[Path]:
     """The version folders of the models in the repository, sorted."""
     return sorted(path.parent for path in folder.glob(f"*/1/{MODEL_YAML}"))
-
-
-def _text_of_script(folder: Path) -> str:
-    return (folder / START_SCRIPT).read_text("utf-8", errors="replace")
 
 
 def _planned_size(source: str, stamp: Stamp, serving: Serving | None) -> int:

@@ -12,7 +12,12 @@ docker run --name @@{name}
 # The container runs in the background; docker logs shows its output.
 --detach
 #end
+#if has_triton
 # docker stop must not kill before the supervisor does. Open requests get @@{exit_timeout_s} s (EXIT_TIMEOUT), the supervisor kills what is left after @@{supervisor_kill_s} s, @@{mpirun_kill}and some seconds are to spare. With docker's default of 10 s answers would be cut short.
+#else
+# Process 1 is docker's own: it hands signals on, and reaps what ended. docker stop kills what still runs after this time, as the programs of a large model may need more than docker's 10 s to end.
+--init
+#end
 --stop-timeout @@{stop_timeout_s}
 #if gpus
 # @@{planned}all takes every GPU of the machine; --gpus N or 0,1 leaves some to others.
@@ -28,7 +33,7 @@ docker run --name @@{name}
 # The machine's own /dev/shm: half of its memory, unless it is mounted otherwise.
 --ipc host
 #else
-# /dev/shm of @@{shm_size}: docker's default is 64 MiB, and @@{transports} and tritonserver's Python backend end with a bus error when it is full. 1 GiB for each rank and 1 GiB for tritonserver is an assumption.@@{expert_copy_why} Only the part that is used takes memory, and it is freed with the container.
+# /dev/shm of @@{shm_size}: docker's default is 64 MiB, and @@{shm_users} end with a bus error when it is full. 1 GiB for each rank and 1 GiB for the server is an assumption.@@{expert_copy_why} Only the part that is used takes memory, and it is freed with the container.
 --shm-size @@{shm_bytes}
 #end
 # Pinned memory for GPUs and network cards counts as locked, and the engine's threads take stacks of up to 64 MiB. NVIDIA asks for both options in its containers.
@@ -40,18 +45,18 @@ docker run --name @@{name}
 # Each connection and each mapped shard is a file.
 --ulimit nofile=1048576:1048576
 #if host_network
-# Ports @@{ports} are opened on the machine itself, @@{listens}.
+# The server listens at @@{ports} of the machine itself, @@{listens}.
 --network host
 #else
 # The network of --network.
 --network @@{network}
-# HTTP, gRPC and metrics are published on the machine, @@{listens}.
+# What the server listens at is published on the machine, @@{listens}.
 @@{published}
 #end
-# The repository, at the same path as here.
+# The folder, at the same path as here.
 --mount @@{repository_mount}
 #if checkpoint_mounts
-# The checkpoint, at the path that model.yaml names.
+# The checkpoint, at the path that the folder's files name.
 --mount @@{checkpoint_mounts}
 #end
 #if hub
@@ -70,5 +75,9 @@ docker run --name @@{name}
 #end
 # Folders for the kernels of DeepGEMM (two of them), FlashInfer, vLLM, Triton, PyTorch and the driver.
 @@{kernel_variables}
-# start.sh's variables.
+# @@{script}'s variables.
 @@{server_variables}
+#if own_entrypoint
+# In vLLM's images the entry point is its server, which would take the script for a model (vllm docker/Dockerfile@0000977e).
+--entrypoint ''
+#end
