@@ -314,8 +314,8 @@ def honoured_fields(release: Release, settings: Mapping[str, Any]) -> frozenset[
     return frozenset((*section["always"], *sampler["honours"]["fields"]))
 
 
-DEFAULT_DYNAMO = "1.5.0"
-"""The newest Dynamo release with a known TensorRT-LLM build."""
+DEFAULT_DYNAMO = "1.6.2"
+"""The newest Dynamo release whose API and flags are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,15 +334,16 @@ class DynamoRelease:
     @property
     def is_candidate(self) -> bool:
         """Whether the build is a candidate of a release that is known here."""
-        return self._final in RELEASES
+        return self.final in RELEASES
 
     @property
     def keys_of(self) -> str:
         """The release whose keys are written: the final one of the build, or else the newest."""
-        return self._final if self.is_candidate else RELEASES[0]
+        return self.final if self.is_candidate else RELEASES[0]
 
     @property
-    def _final(self) -> str:
+    def final(self) -> str:
+        """The release that its build leads to, such as 1.3.0."""
         return self.trtllm.partition("rc")[0]
 
     def unproven(self, keys: Iterable[str], release: str) -> list[str]:
@@ -352,10 +353,10 @@ class DynamoRelease:
         release, when the record of RELEASES[0] has it and NVIDIA's own files for such a build do.
         """
         if self.is_candidate:
-            before = next(known for known in RELEASES if load_release(known).is_before(self._final))
-            records = [load_release(version) for version in {before, self._final, release}]
+            before = next(known for known in RELEASES if load_release(known).is_before(self.final))
+            records = [load_release(version) for version in {before, self.final, release}]
             return [key for key in keys if not all(record.find_key(key) for record in records)]
-        newest, seen = load_release(RELEASES[0]), _dynamo_table()["seen_in_1_3"]
+        newest, seen = load_release(RELEASES[0]), _dynamo_table()["seen_in"][self.final]
         # A section that is null is seen where a key in it is.
         return [
             key

@@ -40,7 +40,7 @@ def dynamo_mismatch(plan: Plan) -> str:
     if dynamo.is_candidate:
         proof = "inferred: the candidate has the keys that the releases before and after it share"
     else:
-        proof = "proven: the keys that NVIDIA's own files for a 1.3.0 build have"
+        proof = f"proven: the keys that NVIDIA's own files for a {dynamo.final} build have"
     said = f"{proof}; unproven: {unproven or 'none'}"
     return (
         f"Dynamo {dynamo.version} has TensorRT-LLM {dynamo.trtllm}, the keys are those of "
@@ -237,7 +237,7 @@ def _variables(plan: Plan, shared: _Shared) -> Iterator[EnvironmentVariable]:
     source = "ai-dynamo/dynamo recipes/deepseek-r1/trtllm/disagg/wide_ep/gb200"
     for name in ("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE", "TRTLLM_MOE_ENABLE_ALLTOALL_WITHOUT_ALLGATHER"):
         yield EnvironmentVariable(name, "1", "the ranks exchange tokens over the NVLink of several nodes", source)
-    if shared.dynamo.trtllm.startswith("1.3.0") and plan.layout.attention_dp:
+    if not shared.dynamo.is_candidate and plan.layout.attention_dp:  # 1.3 and newer
         reason = "TensorRT-LLM may choose DeepEP by itself, which fails on GB200"
         source = "ai-dynamo/dynamo PR 9914; recipes/deepseek-v32-fp4"
         yield EnvironmentVariable("TRTLLM_FORCE_COMM_METHOD", "NVLINK_TWO_SIDED", reason, source=source)

@@ -22,7 +22,7 @@ def add_options(verb: VerbParser) -> None:
     writing.add_argument("--output", type=path, required=True, metavar="DIR", help="the folder to write to")
     formats = "triton (default), vllm-serve, trtllm-serve, trtllm-bench, trtllm-eval, dynamo or quickstart"
     writing.add_argument("--format", default="triton", metavar="NAME", help=formats)
-    writing.add_argument("--dynamo", metavar="RELEASE", help="for --format dynamo: Dynamo's release (default: 1.5.0)")
+    writing.add_argument("--dynamo", metavar="RELEASE", help="for --format dynamo: Dynamo's release (default: 1.6.2)")
     writing.add_argument("--kv-routing", action="store_true", help="for --format dynamo: route by KV blocks")
     writing.add_argument("--force", action="store_true", help="replace an edited folder or another deployment")
     writing.add_argument(
