@@ -215,7 +215,8 @@ def test_settings_by_hand_change_the_budget():
 def test_where_the_version_runs():
     for version in VLLM_VERSIONS:
         plan = make_plan(wanted(num_gpus=8, vllm=version))
-        in_container = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" if version == "0.24.0" else None
+        month = {"0.24.0": "26.07", "0.27.1": "26.08"}.get(version)
+        in_container = f"nvcr.io/nvidia/tritonserver:{month}-vllm-python-py3" if month else None
         assert (plan.vllm, plan.image) == (load_vllm(version), in_container)
         assert plan.image_for("vllm-serve") == f"vllm/vllm-openai:v{version}"
     for version in ("0.23.0", "latest"):

@@ -97,7 +97,7 @@ def test_a_replacement_translates_the_value():
 def test_an_unknown_version_is_told_its_container_and_the_nearest():
     with pytest.raises(UnknownNameError, match=r"Triton's container 26\.06 has it; the nearest known is 0\.24\.0"):
         load_vllm("0.22.1")
-    with pytest.raises(UnknownNameError, match=r"'0\.25\.0': known so far: 0\.24\.0, 0\.25\.1, 0\.33\.0"):
+    with pytest.raises(UnknownNameError, match=r"'0\.25\.0': known so far: 0\.24\.0, 0\.25\.1, "):
         load_vllm("0.25.0")
 
 

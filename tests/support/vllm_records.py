@@ -84,8 +84,8 @@ _BOUNDED = {
 """Argument whose own default is None -> the class that it is passed to, whose field of this name has its bounds."""
 
 _ARGUMENTS = "vllm.engine.arg_utils"
-_FLAGS = ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.common.cli_args")
-"""The modules of `vllm serve`'s own flags: until 0.25.1, and in 0.33.0."""
+_FLAGS = tuple(f"vllm.entrypoints.{folder}.cli_args" for folder in ("openai", "launchers", "common"))
+"""The modules of `vllm serve`'s own flags: until 0.27.1, in 0.31.0, and in 0.33.0."""
 _BY_HAND = "# From here on written by hand.\n"
 
 

@@ -16,7 +16,7 @@ from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.own_files import load_yaml, read_data
 from deepseek_triton_build.data.releases import is_after
 
-VLLM_VERSIONS = ("0.24.0", "0.25.1", "0.33.0")
+VLLM_VERSIONS = ("0.24.0", "0.25.1", "0.27.1", "0.31.0", "0.33.0")
 """Versions with a record, old to new."""
 
 DEFAULT_VLLM = "0.24.0"

@@ -76,7 +76,7 @@ def _data_parallel_nodes(d: VllmDeployment) -> Iterator[Violation]:
 
 
 # Attention backend of MLA -> the GPUs that it runs on (none: all), the KV block sizes (their multiples, for 16), and
-# whether it reads an FP8 KV cache (the backends' own classes, in 0.24.0, 0.25.1 and 0.33.0).
+# whether it reads an FP8 KV cache (the backends' own classes, in 0.24.0 to 0.33.0).
 _BACKENDS: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], bool]] = {
     "FLASH_ATTN_MLA": (("hopper",), (16,), False),
     "FLASHMLA": (("hopper", "blackwell"), (64,), True),

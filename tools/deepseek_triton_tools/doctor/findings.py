@@ -50,7 +50,7 @@ class Expected:
     tune: bool = False
     """Whether the machine's settings are asked for, in place of the checks."""
     drivers: Mapping[str, str] = field(default_factory=dict)
-    """Tag of a published Triton container with the engine, such as `26.07` -> the oldest NVIDIA driver it is made for."""
+    """Tag of a Triton container with the engine, such as `26.07` -> the oldest NVIDIA driver that it is made for."""
     last_image: str = ""
     """What is known of newer containers than these."""
 

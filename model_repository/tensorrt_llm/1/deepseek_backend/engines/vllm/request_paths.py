@@ -275,7 +275,7 @@ class SchedulerNumbers:
 class RankChoice:
     """The number of open requests on each rank; the rank with the fewest gets the next request.
 
-    vLLM before 0.33 goes by what its ranks report. A rank that computes a long prompt reports nothing of what has come
+    vLLM before 0.27 goes by what its ranks report. A rank that computes a long prompt reports nothing of what has come
     since, and each report makes vLLM forget what it has sent. So some ranks get many of the requests of one second, and
     all ranks are as slow as the fullest: every iteration is one of all of them.
     """
