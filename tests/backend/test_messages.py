@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deepseek_backend.contract import MAX_JSON_DEPTH, MAX_MESSAGES
-from deepseek_backend.messages import NO_TOOLS, ToolUse, read_messages, read_tool_use
+from deepseek_backend.messages import NO_TOOLS, ToolUse, joined, read_messages, read_tool_use, without_old_reasoning
 
 CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
@@ -39,12 +39,12 @@ KEPT = [  # a message, and what changes of it
 
 def test_a_message_is_kept_and_its_content_made_one_text():
     user = {"role": "user", "content": "Go on."}
-    read_ones = [read_messages(json.dumps([user, message])) for message, _ in KEPT]
+    read_ones = [joined(read_messages(json.dumps([user, message])), "") for message, _ in KEPT]
     assert read_ones == [[user, {**message, **changed}] for message, changed in KEPT]
 
 
 OBJECT = "expected an object with role and content"
-ROLES = "expected one of system, developer, user, assistant, tool"
+ROLES = "expected one of system, developer, user, assistant, tool, latest_reminder"
 FUNCTION = 'expected {"type": "function", "function": {...}}'
 
 
@@ -111,7 +111,7 @@ def test_a_message_is_refused_with_its_place_what_was_expected_and_what_came(sub
     for text, problem in rows:
         with subtests.test(problem):
             with pytest.raises(ValueError, match=r"^messages") as raised:
-                read_messages(text)
+                joined(read_messages(text), "")
             assert str(raised.value).startswith(problem)
             assert len(str(raised.value)) < 250
 
@@ -149,7 +149,7 @@ def test_results_stand_in_the_order_of_their_calls_and_unknown_ids_are_refused()
 
 def test_reasoning_is_kept_only_after_the_last_user_message():
     old, new = answer(content="", reasoning_content="old"), answer(tool_calls=CALLS, reasoning="new", name="x")
-    messages = read(user("Hi"), old, user("Hi"), new, result("1"))
+    messages = without_old_reasoning(read(user("Hi"), old, user("Hi"), new, result("1")))
     assert messages[1] == answer(content="")
     assert messages[3] == answer(tool_calls=CALLS, reasoning_content="new", name="x")
 

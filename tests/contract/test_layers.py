@@ -39,6 +39,7 @@ ANSWERS = [
     "messages",
     "parsing",
     "sequence_buffer",
+    "v4_prompt",
 ]
 WAYS_OUT = [
     "active_request",

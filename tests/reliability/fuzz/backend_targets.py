@@ -26,6 +26,7 @@ from deepseek_backend.errors import ConfigError, EngineError, RequestError
 from deepseek_backend.messages import read_messages, read_tool_use
 from deepseek_backend.parsing import ParsedRequest, parse_request
 from deepseek_backend.release import read_record
+from deepseek_backend.v4_prompt import V4, V41
 from deepseek_launcher import launches
 from deepseek_launcher.output import Lines
 from deepseek_launcher.rank import is_alive_event, parse_event
@@ -135,14 +136,11 @@ class _NoTemplate:
 
 @cache
 def _renderers() -> tuple[ChatRenderer, ...]:
-    """DeepSeek's forms: V3.1's template, R1's, V3.2's program, and the simulated engine's."""
-    engines: list[tuple[Any, bool]] = [
-        (TemplateEngine(TINY), False),
-        (TemplateEngine(TINY / "r1"), False),
-        (_SimulatedForm(), False),
-        (_NoTemplate(), True),
-    ]
-    found: list[tuple[Any, ChatFacts]] = [(one, find_chat_facts(one, is_v32=is_v32)) for one, is_v32 in engines]
+    """DeepSeek's forms: V3.1's template, R1's, the simulated engine's, and the programs of V3.2, V4 and V4.1."""
+    engines: list[Any] = [TemplateEngine(TINY), TemplateEngine(TINY / "r1"), _SimulatedForm()]
+    found: list[tuple[Any, ChatFacts]] = [(one, find_chat_facts(one, is_v32=False)) for one in engines]
+    programs: list[dict[str, Any]] = [{"is_v32": True}, {"is_v32": False, "v4": V4}, {"is_v32": False, "v4": V41}]
+    found += [(_NoTemplate(), find_chat_facts(_NoTemplate(), **program)) for program in programs]
     return tuple(ChatRenderer(engine, facts, eos_token="<｜end▁of▁sentence｜>") for engine, facts in found)
 
 

@@ -156,7 +156,9 @@ class ActiveRequest:
             self.requests = tuple(requests)
             self._num_unsettled = len(requests)
             self.sequences = [
-                SequenceBuffer(index, parsed, request.prompt, request.begun, reasoning_ends or {})
+                SequenceBuffer(
+                    index, parsed, request.prompt, request.begun, reasoning_ends or {}, request.continues_reasoning
+                )
                 for index, request in enumerate(requests)
             ]
             return True

@@ -6,12 +6,13 @@ There is no queue here; the engine has one.
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deepseek_backend.answer_format import with_answer_format
-from deepseek_backend.chat_rendering import ChatRenderer, Rendered
+from deepseek_backend.chat_rendering import ChatRenderer
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Capabilities, Engine
 from deepseek_backend.engines.generate_request import (
@@ -26,6 +27,7 @@ from deepseek_backend.errors import RequestError, UnavailableError
 from deepseek_backend.field_values import quoted
 from deepseek_backend.messages import Prompt
 from deepseek_backend.parsing import ParsedRequest
+from deepseek_backend.v4_prompt import JSON_OBJECT, Rendered
 
 MAX_ECHO_CHARACTERS = 16 << 20
 """Most characters of prompts repeated in one response: each answer to a prompt repeats it."""
@@ -42,7 +44,7 @@ def expand(
     requests: list[GenerateRequest] = []
     echoed = 0
     for prompt in parsed.prompts:
-        text, begun = rendered(prompt, parsed, chat)
+        text, begun, continues_reasoning = rendered(prompt, parsed, chat)
         token_ids = prompt.token_ids
         if parsed.handover is not None:
             check_form(parsed.handover, capabilities)
@@ -64,6 +66,7 @@ def expand(
             prompt=text,
             begun=begun,
             refused=capabilities.formats_refused,
+            continues_reasoning=continues_reasoning,
         )
         sampling = _without_second_bos(text, sampling, capabilities.bos_token)
         shared = SharedTokenIds() if answers > 1 else None
@@ -72,6 +75,7 @@ def expand(
                 request_id=str(next(ids)),
                 prompt=text,
                 begun=begun,
+                continues_reasoning=continues_reasoning,
                 prompt_token_ids=token_ids,
                 shared_token_ids=shared,
                 # Several answers with one seed would be the same answer several times.
@@ -96,7 +100,11 @@ def rendered(prompt: Prompt, parsed: ParsedRequest, chat: ChatRenderer) -> Rende
     """
     if prompt.messages is None:
         return Rendered(prompt.text)
-    return chat.render(prompt.messages, parsed.chat_template_kwargs, parsed.tool_use)
+    sampling = parsed.sampling
+    reply_format = json.loads(sampling.guided_json) if sampling.guided_json else ""
+    if sampling.guided_json_object:
+        reply_format = JSON_OBJECT
+    return chat.render(prompt.messages, parsed.chat_template_kwargs, parsed.tool_use, reply_format)
 
 
 def prompt_tokens(parsed: ParsedRequest, engine: Engine, chat: ChatRenderer) -> list[Sequence[int]]:

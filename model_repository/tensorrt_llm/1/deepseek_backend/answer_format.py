@@ -102,14 +102,14 @@ def served_name(checkpoint: str) -> str:
     return (cached or parts or ["deepseek"])[-1].lower()
 
 
-def is_v32(config: BackendConfig) -> bool:
-    """Return whether the checkpoint's folder has a DeepSeek-V3.2; False for one that can't be looked at."""
+def model_type(config: BackendConfig) -> str:
+    """Return model_type of the checkpoint's config.json; "" for one that can't be looked at."""
     try:
         with open(f"{config.resolved_model}/config.json", encoding="utf-8") as file:
             document: Any = json.load(file)
     except (OSError, ValueError):
-        return False
-    return isinstance(document, dict) and document.get("model_type") == "deepseek_v32"
+        return ""
+    return str(document.get("model_type", "")) if isinstance(document, dict) else ""
 
 
 Format: TypeAlias = Mapping[str, Any]
@@ -121,7 +121,14 @@ _REASONING: Format = {"type": "tag", "begin": "", "content": _ANY_TEXT, "end": C
 
 
 def with_answer_format(
-    sampling: SamplingParams, tool_use: ToolUse, form: CallForm | None, *, prompt: str, begun: str, refused: str
+    sampling: SamplingParams,
+    tool_use: ToolUse,
+    form: CallForm | None,
+    *,
+    prompt: str,
+    begun: str,
+    refused: str,
+    continues_reasoning: bool = False,
 ) -> SamplingParams:
     """Return the sampling fields with a guide that fits the whole answer.
 
@@ -143,7 +150,7 @@ def with_answer_format(
         return _guided_by(sampling, calls.begun() if calls is not None and is_strict else None)
     if not name:
         return sampling if calls is None else _guided_by(sampling, calls.in_text())
-    thinks = ends_inside(prompt)
+    thinks = continues_reasoning or ends_inside(prompt)
     if thinks and refused:
         raise RequestError(
             f"{name}: the prompt lets the model think first, and no guide can begin after </think>: {refused}; turn "

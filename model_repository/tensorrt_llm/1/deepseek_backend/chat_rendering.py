@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.dsml_prompt import render_dsml
@@ -33,7 +33,8 @@ from deepseek_backend.engines.tags import (
 )
 from deepseek_backend.errors import RequestError
 from deepseek_backend.field_values import read_json
-from deepseek_backend.messages import ToolUse
+from deepseek_backend.messages import ToolUse, joined, without_old_reasoning
+from deepseek_backend.v4_prompt import Rendered, V4Form, render_v4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,13 +164,6 @@ class ChatEngine(Protocol):
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str: ...
 
 
-class Rendered(NamedTuple):
-    """A prompt, and the beginning of the answer that it ends with; "" where it ends before the answer."""
-
-    prompt: str
-    begun: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChatFacts:
     """Behaviour of a checkpoint's chat template."""
@@ -182,16 +176,23 @@ class ChatFacts:
     """The template makes JSON of a call's arguments, so that it must not get text."""
     is_code: bool = False
     """There is no template, and the conversation is rendered by `render_dsml`."""
+    v4: V4Form | None = None
+    """How the prompts of V4 and V4.1 are written, whatever the engine's tokenizer would do."""
     has_switch: bool = False
     """The argument `thinking` makes a difference."""
 
 
-def find_chat_facts(engine: ChatEngine, *, is_v32: bool, form: CallForm | None = None) -> ChatFacts:
+def find_chat_facts(
+    engine: ChatEngine, *, is_v32: bool, form: CallForm | None = None, v4: V4Form | None = None
+) -> ChatFacts:
     """Find out what the engine's chat template does.
 
     :param is_v32: the checkpoint says that it is DeepSeek-V3.2. The Exp release of it has a template.
     :param form: how the engine writes calls, where its template can't tell.
+    :param v4: the checkpoint says that it is DeepSeek-V4 or V4.1.
     """
+    if v4 is not None:
+        return ChatFacts(form=CallForm(name=DSML_FORM.name, begins=v4.block, after_name=""), v4=v4, has_switch=True)
     try:
         engine.render_chat([_USER], {})
     except RequestError as error:
@@ -229,12 +230,29 @@ class ChatRenderer:
         self._engine = engine
         self._eos_token = eos_token
 
-    def render(self, messages: Messages, template_kwargs: Mapping[str, Any], tool_use: ToolUse) -> Rendered:
+    def render(
+        self,
+        messages: Messages,
+        template_kwargs: Mapping[str, Any],
+        tool_use: ToolUse,
+        reply_format: str | Mapping[str, Any] = "",
+    ) -> Rendered:
         """Return the prompt of a conversation.
 
+        :param reply_format: what V4's prompts say about the form of the answer; templates have no place for it.
         :raises RequestError: when it can't be rendered.
         """
-        form = self.facts.form
+        form, v4 = self.facts.form, self.facts.v4
+        try:
+            messages = joined(messages, "\n\n" if v4 else "", image="[Unsupported Image]" if v4 else "")
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        if v4 is not None:
+            return render_v4(v4, messages, template_kwargs, tool_use, reply_format)
+        reminder = next((place for place, each in enumerate(messages) if each["role"] == "latest_reminder"), None)
+        if reminder is not None:
+            raise RequestError(f"messages[{reminder}].role: expected another than latest_reminder, which V4 alone has")
+        messages = without_old_reasoning(messages)
         if tool_use.tools and form is None:
             raise RequestError(
                 "tools: the checkpoint's chat template shows no tools to the model, and writes calls in no known form",

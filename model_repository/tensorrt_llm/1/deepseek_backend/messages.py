@@ -123,7 +123,7 @@ def _json(where: str, text: str, kind: str) -> Any:
         raise ValueError(f"{where}: expected {expected}, got {quoted(text)} ({error})") from None
 
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "latest_reminder")
 # Clients keep an answer that was all reasoning, the result of a function without one, and empty instructions, with null
 # for the text.
 _MAY_BE_EMPTY = ("system", "developer", "assistant", "tool")
@@ -131,6 +131,7 @@ _MAY_BE_EMPTY = ("system", "developer", "assistant", "tool")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 # Parts of answers that other APIs give back. Reasoning is not shown to the model again, and DeepSeek has no refusals.
 _UNREAD_PARTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_content", "reasoning_text", "refusal")
+_IMAGE_PARTS = ("image_url", "image", "input_image")
 _REASONING = ("reasoning_content", "reasoning")
 """Names of an answer's reasoning on several servers. The first one is kept."""
 
@@ -138,8 +139,8 @@ _REASONING = ("reasoning_content", "reasoning")
 def read_messages(text: str) -> Messages:
     """Return the conversation in `text`, a JSON array of objects with a role and a content.
 
-    Further keys are kept for the chat template. Parts of a content other than text are refused, but for those of an
-    answer that are no text to be read again.
+    Further keys are kept for the chat template. The parts of a content stay apart, for `joined`. Those other than text
+    are refused, but for images and for those of an answer that are no text to be read again.
 
     :raises ValueError: with what was expected and what came.
     """
@@ -162,7 +163,7 @@ def read_messages(text: str) -> Messages:
             raise ValueError(f"{where}: expected true or false, got {quoted(message['prefix'])}")
         if position != len(messages) - 1 or message["role"] != "assistant" or _has_tool_calls(message):
             raise ValueError(f"{where}: expected on the last message only, the assistant's, without tool calls")
-    return _results_in_order(_without_old_reasoning(messages))
+    return _results_in_order([_with_one_reasoning(message) for message in messages])
 
 
 def _message(where: str, message: Any) -> dict[str, Any]:
@@ -188,8 +189,15 @@ def _message(where: str, message: Any) -> dict[str, Any]:
     return read
 
 
-def _content(where: str, message: Mapping[str, Any]) -> str | None:
-    """Return the content as one string. It is None only beside tool calls: templates tell that from an empty string."""
+class _Image(str):
+    """Stands for an image among the parts of a content; the value is the type that the client gave."""
+
+
+def _content(where: str, message: Mapping[str, Any]) -> str | tuple[str, ...] | None:
+    """Return the content, several parts as a tuple. It is None only beside tool calls: templates tell that from "".
+
+    An image is a tuple of its own, too.
+    """
     content = message.get("content")
     if isinstance(content, str) or (content is None and _has_tool_calls(message)):
         return content
@@ -197,18 +205,21 @@ def _content(where: str, message: Mapping[str, Any]) -> str | None:
         return ""
     if not isinstance(content, list):
         raise ValueError(f"{where}.content: expected text or an array of text parts, got {_named(content)}")
-    return "".join(
-        _part(f"{where}.content[{position}]", part, message["role"]) for position, part in enumerate(content)
-    )
+    parts = [_part(f"{where}.content[{position}]", part, message["role"]) for position, part in enumerate(content)]
+    texts = tuple(part for part in parts if part is not None)
+    return texts if len(texts) > 1 or any(isinstance(part, _Image) for part in texts) else "".join(texts)
 
 
-def _part(where: str, part: Any, role: str) -> str:
+def _part(where: str, part: Any, role: str) -> str | None:
+    """Return the text of a part; None for one that is not read."""
     if isinstance(part, str) and role in _MAY_BE_EMPTY:  # LangChain keeps an answer so
         return part
     if not isinstance(part, dict):
         raise ValueError(f"{where}: expected an object of type 'text', got {_named(part)}")
     if role == "assistant" and part.get("type") in _UNREAD_PARTS:
-        return ""
+        return None
+    if part.get("type") in _IMAGE_PARTS and role in ("user", "tool"):
+        return _Image(part["type"])
     if part.get("type") not in _TEXT_PARTS:
         raise ValueError(f"{where}: expected a part of type 'text', got one of type {_named(part.get('type'))}")
     text = part.get("text", ...)
@@ -234,14 +245,39 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def _without_old_reasoning(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_one_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    reasoning = next((message[name] for name in _REASONING if isinstance(message.get(name), str)), "")
+    rest = {key: value for key, value in message.items() if key not in _REASONING}
+    return {**rest, _REASONING[0]: reasoning} if reasoning else rest
+
+
+def without_old_reasoning(messages: Messages) -> Messages:
+    """Return the conversation without the reasoning of answers before the last message of the user."""
     last_user = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=-1)
-    kept = []
+    return [
+        {key: value for key, value in message.items() if key != _REASONING[0]} if place < last_user else message
+        for place, message in enumerate(messages)
+    ]
+
+
+def joined(messages: Messages, separator: str, *, image: str = "") -> Messages:
+    """Return the conversation with one text in each message.
+
+    :param image: stands for an image.
+    :raises ValueError: for an image where `image` is "".
+    """
+    whole = []
     for place, message in enumerate(messages):
-        reasoning = next((message[name] for name in _REASONING if isinstance(message.get(name), str)), "")
-        rest = {key: value for key, value in message.items() if key not in _REASONING}
-        kept.append({**rest, _REASONING[0]: reasoning} if reasoning and place > last_user else rest)
-    return kept
+        parts = message["content"]
+        if isinstance(parts, tuple):
+            for number, part in enumerate(parts):
+                if isinstance(part, _Image) and not image:
+                    where = f"messages[{place}].content[{number}]"
+                    raise ValueError(f"{where}: expected a part of type 'text', got one of type {quoted(str(part))}")
+            parts = separator.join(image if isinstance(part, _Image) else part for part in parts)
+            message = {**message, "content": parts}
+        whole.append(message)
+    return whole
 
 
 def _results_in_order(messages: Sequence[dict[str, Any]]) -> Messages:

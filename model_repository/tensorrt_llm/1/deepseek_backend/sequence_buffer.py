@@ -167,6 +167,7 @@ class SequenceBuffer:
         prompt: str,
         begun: str = "",
         reasoning_ends: Mapping[int, int] = _NO_ENDS,
+        continues_reasoning: bool = False,
     ) -> None:
         """Begin a sequence.
 
@@ -188,7 +189,8 @@ class SequenceBuffer:
         sampling = parsed.sampling
         self._parsed = parsed
         self._filter = StopStringFilter(sampling.stop, include_stop=bool(sampling.include_stop_str_in_output))
-        self._splitter = ReasoningSplitter(opened=ends_inside(prompt)) if parsed.separate_reasoning else None
+        is_inside = continues_reasoning or ends_inside(prompt)
+        self._splitter = ReasoningSplitter(opened=is_inside) if parsed.separate_reasoning else None
         self._echo = prompt.removesuffix(begun) if parsed.echo else ""
         """The prompt, to be put before the text. It waits for the first step, which has the counts that go with it."""
         self._begun = begun

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from deepseek_backend.active_request import ActiveRequest, Reply
 from deepseek_backend.admission import Admission, expand, prompt_tokens, text_of_ids
-from deepseek_backend.answer_format import check_defaults, is_v32, model_info, supported_fields
+from deepseek_backend.answer_format import check_defaults, model_info, model_type, served_name, supported_fields
 from deepseek_backend.backend_metrics import BackendMetrics
 from deepseek_backend.chat_rendering import FORMS, ChatRenderer, find_chat_facts
 from deepseek_backend.config import BackendConfig
@@ -42,6 +42,7 @@ from deepseek_backend.errors import (
 from deepseek_backend.field_values import quoted
 from deepseek_backend.parsing import ParsedRequest, parse_request
 from deepseek_backend.sequence_buffer import task_outputs
+from deepseek_backend.v4_prompt import v4_form
 from deepseek_backend.watcher import ServerAbove, TokenClock, Watcher, readiness
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,9 @@ class Service:
         """Find out how the loaded checkpoint writes conversations."""
         engine, tokenizer = self._engine, self._engine.tokenizer
         form = FORMS.get(engine.capabilities.call_form)
-        facts = find_chat_facts(engine, is_v32=is_v32(self.config), form=form)
+        kind = model_type(self.config)
+        v4 = v4_form(kind, served_name(self.config.model))
+        facts = find_chat_facts(engine, is_v32=kind == "deepseek_v32", form=form, v4=v4)
         self._chat = ChatRenderer(engine, facts, eos_token=tokenizer.special_tokens.get("eos_token", ""))
         ends = {tag: tokenizer.encode(tag, False) for tag in (CLOSING, *BEGINNINGS)}
         self._reasoning_ends = {ids[0]: int(tag == CLOSING) for tag, ids in ends.items() if len(ids) == 1}

@@ -191,6 +191,8 @@ class GenerateRequest:
     prompt: str
     begun: str = ""
     """The end of `prompt` that is the beginning of the answer, and part of its text."""
+    continues_reasoning: bool = False
+    """The prompt ends within the reasoning, behind some text of it."""
     prompt_token_ids: tuple[int, ...] | None = None
     """The prompt in token ids, used unchanged. `prompt` is empty then, but for a request with a handover, whose prompt
     was tokenised by the context server."""

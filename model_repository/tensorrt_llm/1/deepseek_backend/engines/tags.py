@@ -1,7 +1,8 @@
 """The tags that DeepSeek's models write: around calls of tools, and around their reasoning.
 
 `｜` is U+FF5C and `▁` is U+2581. In DeepSeek's vocabulary each of those of V3 to V3.2-Exp is one token, and none of
-them is special. Sources: the tokenizers and chat templates of DeepSeek-V3, R1 and V3.1, and V3.2's encoding.
+them is special. Sources: the tokenizers and chat templates of DeepSeek-V3, R1 and V3.1, V3.2's encoding, and
+deepseek-recipe 0.2.0 for V4 and V4.1.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ RESULTS_BEGIN, RESULTS_END = "<｜tool▁outputs▁begin｜>", "<｜tool▁outpu
 RESULT_BEGIN, RESULT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
 DSML = "｜DSML｜"
 DSML_BEGIN, DSML_END = f"<{DSML}function_calls>", f"</{DSML}function_calls>"
+V4_CALLS, V41_CALLS = "tool_calls", " calls"
+"""Tags of blocks of calls; those of a call and its parameters have the same blank before them, or none."""
 
-BEGINNINGS = (CALLS_BEGIN, DSML_BEGIN)
+BEGINNINGS = (CALLS_BEGIN, DSML_BEGIN, f"<{DSML}{V4_CALLS}>", f"<{DSML}{V41_CALLS}>")
 """A model that writes one of these has ended its reasoning, also without its closing tag."""
 
 
