@@ -17,7 +17,16 @@ from typing import Any
 
 import yaml
 
-from deepseek_triton_build import PlanRequest, format_files, make_plan, write_repository
+from deepseek_triton_build import (
+    DISAGGREGATED,
+    DisaggregatedRequest,
+    PlanRequest,
+    format_files,
+    make_disaggregated_plan,
+    make_plan,
+    pair_files,
+    write_repository,
+)
 from deepseek_triton_build.check import CheckOptions, check_repository
 from support.checked import safetensors
 
@@ -106,7 +115,7 @@ _EIGHT = {"gpu": "h200", "num_gpus": 8}
 class Base:
     """A folder that `check` finds no error in."""
 
-    request: PlanRequest | None = None
+    request: PlanRequest | DisaggregatedRequest | None = None
     """What `build` writes into repository/; None for a recorded file."""
     format: str = "triton"
     files: Mapping[str, str] = field(default_factory=dict)
@@ -119,7 +128,10 @@ class Base:
         for path, content in self.files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(content)
-        if self.request is not None:
+        if isinstance(self.request, DisaggregatedRequest):
+            files = pair_files(make_disaggregated_plan(self.request), version="0", format=self.format)
+            write_repository(files, root / "repository")
+        elif self.request is not None:
             write_repository(format_files(self.format, make_plan(self.request), version="0"), root / "repository")
         elif self.recipe:
             (root / "repository").mkdir(parents=True)
@@ -161,6 +173,7 @@ def bases():
         "copied": Base(request=_r1("gb200-nvl72", profile="wide-ep", release="1.0.0"), format="trtllm-serve"),
         "bench": Base(request=_r1(), format="trtllm-bench"),
         "wide": Base(request=_r1("gb200-nvl72", profile="wide-ep"), format="trtllm-serve"),
+        "pair": Base(request=DisaggregatedRequest(both=_r1(profile=DISAGGREGATED)), format="trtllm-serve"),
         "quickstart": Base(request=_r1(), format="quickstart"),
         "weights": Base(request=_r1(), weights=True),
         "mtp weights": Base(request=_r1(profile="latency"), weights=True),
@@ -361,6 +374,10 @@ FILES = {
     "RECIPE": "repository/extra.yaml",
     "STAMP": "repository/tensorrt_llm/deepseek-triton.json",
     "JSON": "repository/r1/1/model.json",
+    "CONTEXT": "repository/context",
+    "CONTEXT_STAMP": "repository/context/deepseek-triton.json",
+    "GENERATION": "repository/generation",
+    "GENERATION_STAMP": "repository/generation/deepseek-triton.json",
     "VLLM_CONFIG": "repository/r1/config.pbtxt",
     "QUICKSTART": "repository/quickstart.sh",
     "BENCH": "repository/bench.sh",

@@ -1,7 +1,7 @@
 """The codes of the findings that no rule makes; their words are in data/rules.yaml.
 
 The letter says what a finding is about. S: files (up to S009) and LLM arguments. T: triton_config (up to T009), GPUs
-and their memory. C: config.pbtxt. W: the checkpoint.
+and their memory. C: config.pbtxt. W: the checkpoint. G: a pair.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ WRONG_VLLM_BACKEND = _error("C010")
 MISSING_TENSOR = _error("C008")
 EXTRA_TENSOR = _warning("C009")
 WRONG_VERSION = _error("C011")
+ABSENT_VERSION = _warning("C012")
 
 NO_GPUS = _error("T011")
 GPUS_SHARED = _error("T012")
@@ -96,6 +97,8 @@ CHANGED_CHECKPOINT = _error("W020")
 CUT_CHECKPOINT = _warning("W021")
 STORED_OTHERWISE = _error("W022")
 TWO_STATEMENTS = _warning("W023")
+
+WRONG_SIDE = _error("G035")
 
 CHECKS = tuple(sorted((value for value in globals().values() if isinstance(value, Code)), key=lambda c: c.code))
 """All codes of this file, sorted."""

@@ -16,6 +16,7 @@ from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, is_inside, rea
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, sha256
+from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION
 from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import first_names, safe_name
 
@@ -51,6 +52,11 @@ class Stamp:
     def is_of_triton(self) -> bool:
         """Whether it is the stamp of a model repository, which lies in the model's folder."""
         return self.text("format") in (None, "triton")
+
+    @property
+    def side(self) -> str | None:
+        """The side of a pair that the folder is for; None for another server."""
+        return {"ctx": CONTEXT, "gen": GENERATION}.get(self.text("profile") or "")
 
     def has_below(self, folder: str) -> bool:
         """Whether a file was generated in `folder` of the model."""

@@ -175,7 +175,7 @@ def _indent(line: str) -> int:
 
 
 def check_versions(config: ModelConfig, folder: Path) -> Iterator[Finding]:
-    """Find a version policy that serves nothing that is there, or an empty folder.
+    """Find a version policy that serves nothing that is there, names what is not, or serves an empty folder.
 
     Triton serves the highest number unless the policy says otherwise.
     """
@@ -191,6 +191,10 @@ def check_versions(config: ModelConfig, folder: Path) -> Iterator[Finding]:
     if not served:
         text = f"version_policy serves none of the versions that are there: {', '.join(there)}"
         yield config.finding(codes.WRONG_VERSION, text, "leave version_policy out, or name one", at="version_policy")
+    absent = sorted({*policy.specific.versions} - {*map(int, there)})
+    if served and absent:
+        text = f"version_policy names {', '.join(map(str, absent))}, and there is only {', '.join(there)}"
+        yield config.finding(codes.ABSENT_VERSION, text, "name what is there", at="version_policy")
     for name in served:
         if not os.listdir(folder / name):
             text, fix = f"Triton serves version {name}, whose folder is empty", f"remove the folder {name}"

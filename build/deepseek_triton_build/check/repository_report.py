@@ -151,7 +151,10 @@ def _pair_report(directory: Path, options: CheckOptions) -> Report:
         message = f"the two sides run different engines: {' and '.join(engines)}"
         fix = "build both sides anew with one build --profile disagg"
         findings.append(find_code("G014").finding(message, fix, file=models[-1].file))
-    pair = _server_pair(sides)
+    # What else is found of sides that were exchanged has the same cause.
+    exchanged = _wrong_sides(sides)
+    findings = [one for one in findings if not (exchanged and one.code == codes.CHANGED.code)] + exchanged
+    pair = None if exchanged else _server_pair(sides)
     for rule, violation in () if pair is None else disaggregation_violations(pair):
         side, _, key = (violation.key or CONTEXT).partition(".")
         placed = sides[side].on_tensorrt_llm
@@ -160,8 +163,28 @@ def _pair_report(directory: Path, options: CheckOptions) -> Report:
         finding = rule.finding(violation.message, violation.fix, file=file, line=line, key=name or None)
         findings.append(_below(side, finding))
     if os.path.lexists(directory / CONFIG_NAME):
-        findings += _orchestrator_findings(directory / CONFIG_NAME, pair, options)
+        about = _orchestrator_findings(directory / CONFIG_NAME, pair, options)
+        findings += [one for one in about if not (exchanged and one.code == "G034")]
     return Report(findings=in_order(findings), models=tuple(models))
+
+
+def _wrong_sides(sides: Mapping[str, _Folder]) -> list[Finding]:
+    """Return the finding about folders, or files in them, that are the other side's by their stamps."""
+    checks = {side: checked.models[0] for side, checked in sides.items() if checked.models}
+    wrong = [side for side, one in checks.items() if one.stamp.side not in (side, None)]
+    pairs = zip(checks.values(), reversed(checks.values()), strict=True)
+    is_whole = {one.stamp.side for one in checks.values()} == {*SIDES}
+    if is_whole and not any(any(changed_files(other.stamp, one.folder, one.root, "")) for one, other in pairs):
+        message = f"the {MANIFEST} of each side is about the files of the other"
+        fix = f"exchange the two {MANIFEST}" if wrong else "exchange the other files of the two folders"
+    elif wrong:
+        message = " and ".join(f"{side}/ holds a {checks[side].stamp.side} server" for side in wrong)
+        message += f", by its {MANIFEST}"
+        fix = "exchange the names of the two folders" if is_whole else "build both sides anew with --profile disagg"
+    else:
+        return []
+    side = wrong[0] if wrong else CONTEXT
+    return [_below(side, codes.WRONG_SIDE.finding(message, fix, file=checks[side].stamp.file))]
 
 
 def _below(side: str, finding: Finding) -> Finding:

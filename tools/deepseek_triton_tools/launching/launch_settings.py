@@ -260,7 +260,6 @@ SIDES = (CONTEXT, GENERATION)
 """Names of the two folders, and of the roles of their servers."""
 MAX_SERVERS = 999
 """Servers of a side. Their numbers are parts of names whose length is limited."""
-_PROFILES = {"ctx": CONTEXT, "gen": GENERATION}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +355,7 @@ def pair_of(source: str, options: LaunchOptions) -> LaunchedPair:
 def _misfits(context: PairSide, generation: PairSide) -> Iterator[str]:
     stamps = [read_stamp(side.facts.version_dir.parent, "")[0] for side in (context, generation)]
     for side, stamp in zip((context, generation), stamps, strict=True):
-        other = _PROFILES.get(stamp.text("profile") or "", side.role)
+        other = stamp.side or side.role
         if other != side.role:
             yield f"{side.role}/ holds a {other} server, by its {MANIFEST}"
     first, second = (
