@@ -441,4 +441,4 @@ def test_config_pbtxt_is_read_with_tritonclient_alone_and_without_it_there_is_on
 def test_findings_are_plain_data():
     found = json.loads(json.dumps(check(edited(MODEL_YAML, "backend:", "backends:")).findings_json()))
 
-    assert {"code", "severity", "message", "fix", "file", "line", "key"} == set(found[0])
+    assert {"code", "severity", "message", "fix", "file", "line", "key", "issue"} == set(found[0])

@@ -68,7 +68,7 @@ CASES = {
     "X022": (on({"scheduling_policy": "fcfs"}, triton={"engine": "vllm"}), on(triton={"engine": "vllm"})),
     "X023": (on(triton={"default_sampling.temperature": 2.1}), on(triton={"default_sampling.temperature": 2})),
     "X024": (on({"trust_remote_code": True}), on({"trust_remote_code": False})),
-    "X025": (on(gpu="rtx-pro-6000"), on(gpu="gb300")),
+    "X025": (on(gpu="rtx-pro-6000", version="0.33.0"), on(gpu="gb300")),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
 

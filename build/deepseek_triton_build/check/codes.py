@@ -1,7 +1,7 @@
 """The codes of the findings that no rule makes; their words are in data/rules.yaml.
 
 The letter says what a finding is about. S: files (up to S009) and LLM arguments. T: triton_config (up to T009), GPUs
-and their memory. C: config.pbtxt. W: the checkpoint. G: a pair.
+and their memory. C: config.pbtxt. W: the checkpoint. G: a pair. B: published faults.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ STORED_OTHERWISE = _error("W022")
 TWO_STATEMENTS = _warning("W023")
 
 WRONG_SIDE = _error("G035")
+KNOWN_ISSUE = _warning("B001")
+"""Where nothing is known for the release, a note (rules/known_issues.py)."""
 
 CHECKS = tuple(sorted((value for value in globals().values() if isinstance(value, Code)), key=lambda c: c.code))
 """All codes of this file, sorted."""

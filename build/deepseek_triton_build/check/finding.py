@@ -15,6 +15,7 @@ from deepseek_triton_build.check.codes import CHECKS
 from deepseek_triton_build.data.own_files import read_data
 from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES
 from deepseek_triton_build.rules.finding import Code, Finding
+from deepseek_triton_build.rules.known_issues import issues_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def rules_page() -> str:
         heading = f'### <a id="{entry.code.lower()}"></a>{entry.code} {entry.title}'
         text = f"{heading}\n\n{facts} {entry.why}\n\nSource: {entry.source}\n"
         by_letter[entry.code[0]] = by_letter.get(entry.code[0], "") + text + "\n"
-    return string.Template(read_data("rules_page.md")).substitute(by_letter)
+    return string.Template(read_data("rules_page.md")).substitute(by_letter, issues=issues_table())
 
 
 def _entries() -> list[Code]:

@@ -42,15 +42,16 @@ from deepseek_triton_build.planning.tensorrt_llm import TrtllmEngine
 from deepseek_triton_build.planning.trtllm_sizes import choose_sizes
 from deepseek_triton_build.planning.vllm import VllmEngine
 from deepseek_triton_build.planning.vllm_sizes import choose_vllm_sizes, resolve_vllm_target
+from deepseek_triton_build.rules.finding import Code
 from deepseek_triton_build.rules.moe import UNPUBLISHED
-from deepseek_triton_build.rules.rule import Rule, Violation
+from deepseek_triton_build.rules.rule import Violation
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanWarning:
-    """A broken rule that the plan is not refused for: a warning or a note."""
+    """A broken rule, or a known issue, that the plan is not refused for: a warning or a note."""
 
-    rule: Rule
+    rule: Code
     violation: Violation
 
 

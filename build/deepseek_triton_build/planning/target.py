@@ -46,7 +46,8 @@ from deepseek_triton_build.data.releases import RELEASES, Release, load_release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.plan_request import PlanRequest, read_json_object
 from deepseek_triton_build.rules import target_violations
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.finding import Code
+from deepseek_triton_build.rules.rule import Deployment, Violation
 
 TYPICAL = Workload(isl=1024, osl=2048)
 """The lengths of the published benchmarks, for when neither request nor recipe gives any."""
@@ -245,7 +246,7 @@ def refuse_longer_than_the_model_reads(model: PlannedModel, workload: Workload, 
         )
 
 
-def refuse(found: Iterable[tuple[Rule, Violation]], *, also: Collection[str] = ()) -> None:
+def refuse(found: Iterable[tuple[Code, Violation]], *, also: Collection[str] = ()) -> None:
     """Raise RefusedPlanError with every error among `found`; warnings and notes pass, but for the codes in `also`."""
     errors = [(rule, violation) for rule, violation in found if rule.severity == "error" or rule.code in also]
     if errors:

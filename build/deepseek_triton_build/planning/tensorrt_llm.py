@@ -25,8 +25,9 @@ from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.planning.trtllm_settings import choose_environment, choose_settings, unset_environment
 from deepseek_triton_build.planning.trtllm_sizes import Sizes
 from deepseek_triton_build.rules import violations
+from deepseek_triton_build.rules.finding import Code
 from deepseek_triton_build.rules.moe import BALANCER, shared_expert_bytes
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.rule import Deployment, Violation
 
 _NEEDED = (
     "model",
@@ -183,7 +184,7 @@ class TrtllmEngine:
 
     def judged(
         self, arguments: Arguments, **more: Any
-    ) -> tuple[Deployment, list[tuple[Rule, Violation]], dict[str, Any]]:
+    ) -> tuple[Deployment, list[tuple[Code, Violation]], dict[str, Any]]:
         """Return the plan as the rules look at it, the rules that it breaks, its layout and the fields of a plan that
         only this engine has.
 

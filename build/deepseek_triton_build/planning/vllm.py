@@ -23,7 +23,8 @@ from deepseek_triton_build.planning.vllm_sizes import (
     vllm_deployment,
 )
 from deepseek_triton_build.rules import vllm_violations
-from deepseek_triton_build.rules.rule import Rule, Violation, VllmDeployment
+from deepseek_triton_build.rules.finding import Code
+from deepseek_triton_build.rules.rule import Violation, VllmDeployment
 from deepseek_triton_build.text import nearest_name, short_repr
 
 _LOST = "vLLM recipes, DeepSeek/DeepSeek-V3.md before a77fe44"
@@ -143,7 +144,7 @@ class VllmEngine:
 
     def judged(
         self, arguments: Arguments, **more: Any
-    ) -> tuple[VllmDeployment, list[tuple[Rule, Violation]], dict[str, Any]]:
+    ) -> tuple[VllmDeployment, list[tuple[Code, Violation]], dict[str, Any]]:
         deployment = self._deployment(arguments, **more)
         return deployment, list(vllm_violations(deployment)), {"vllm": self.target.vllm, "layout": self.target.layout}
 

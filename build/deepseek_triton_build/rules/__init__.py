@@ -2,12 +2,14 @@
 
 A rule looks at a Deployment (of vLLM: a VllmDeployment) and yields a Violation for each way in which it is broken.
 A rule of disaggregation looks at a ServerPair or at the Orchestrator of one. Their words are in data/rules.yaml.
+Published faults of an engine that no rule has are in data/known_issues.yaml.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 
 from deepseek_triton_build.rules import (
     attention,
@@ -22,7 +24,8 @@ from deepseek_triton_build.rules import (
     vllm,
 )
 from deepseek_triton_build.rules.disaggregation import ServerPair
-from deepseek_triton_build.rules.finding import causes
+from deepseek_triton_build.rules.finding import Code, causes
+from deepseek_triton_build.rules.known_issues import issues_of
 from deepseek_triton_build.rules.orchestrator import Orchestrator
 from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation, VllmDeployment
 
@@ -41,18 +44,21 @@ def target_violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]
     return _broken(_TARGET_RULES, deployment)
 
 
-def violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
-    """Yield every rule that `deployment` breaks: errors, warnings and notes."""
-    return _broken(RULES, deployment.well_typed())
+def violations(deployment: Deployment) -> Iterator[tuple[Code, Violation]]:
+    """Yield every rule that `deployment` breaks, and the known issues: errors, warnings and notes."""
+    typed = deployment.well_typed()
+    return chain(_broken(RULES, typed), issues_of(typed))
 
 
-def vllm_violations(deployment: VllmDeployment, *, target_only: bool = False) -> Iterator[tuple[Rule, Violation]]:
-    """Yield every rule that `deployment` breaks: errors, warnings and notes.
+def vllm_violations(deployment: VllmDeployment, *, target_only: bool = False) -> Iterator[tuple[Code, Violation]]:
+    """Yield every rule that `deployment` breaks, and the known issues: errors, warnings and notes.
 
     :param target_only: only the rules about model and GPU, which need no settings.
     """
-    rules = tuple(rule for rule in VLLM_RULES if rule.target_only or not target_only)
-    return _broken(rules, deployment.well_typed())
+    typed = deployment.well_typed()
+    if target_only:
+        return _broken(tuple(rule for rule in VLLM_RULES if rule.target_only), typed)
+    return chain(_broken(VLLM_RULES, typed), issues_of(typed))
 
 
 def disaggregation_violations(pair: ServerPair) -> Iterator[tuple[Rule, Violation]]:

@@ -27,6 +27,8 @@ class Finding:
     """Number of the line, from 1."""
     key: str | None = None
     """Dotted path of the setting, as the file spells it."""
+    issue: str | None = None
+    """Which fault of data/known_issues.yaml it is; None for a rule."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Code:
 
     code: str
     severity: Severity
+    issue: str | None = None
+    """As in Finding."""
 
     @property
     def title(self) -> str:
@@ -58,7 +62,16 @@ class Code:
     def finding(self, message: str, fix: str, *, file: str, line: int | None = None, key: str | None = None) -> Finding:
         """Return a finding whose texts are one line and safe to print, whatever they quote from the files."""
         message, fix = printable_line(message), printable_line(fix)
-        return Finding(code=self.code, severity=self.severity, message=message, fix=fix, file=file, line=line, key=key)
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            message=message,
+            fix=fix,
+            file=file,
+            line=line,
+            key=key,
+            issue=self.issue,
+        )
 
 
 @cache

@@ -163,6 +163,7 @@ def warning_document(warned: PlanWarning) -> dict[str, Any]:
         "message": violation.message,
         "fix": violation.fix,
         "source": rule.source,
+        "issue": rule.issue,
     }
 
 

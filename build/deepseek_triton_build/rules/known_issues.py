@@ -1,0 +1,105 @@
+"""Published faults of the engines, which are data: entries of data/known_issues.yaml, all with the code B001."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from deepseek_triton_build.data.own_files import load_yaml
+from deepseek_triton_build.rules.finding import Code, Severity
+from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
+
+_LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "vllm": "vLLM"}
+
+
+@dataclass(frozen=True)
+class _OneIssue(Code):
+    published_in: str = ""
+
+    @property
+    def source(self) -> str:
+        return self.published_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownIssue:
+    """An entry of the table."""
+
+    seen: Sequence[str]
+    """The releases that the source names."""
+    when: Mapping[str, Any]
+    """Setting, or path of a deployment's attribute -> its value; a list of values; `>=N`; `set`, for any but null."""
+    fault: str
+    do: str
+    source: str
+    since: str = "0"
+    """The first release that can have it."""
+    fixed: str = "999"
+    """The first release without it."""
+
+    def holds(self, d: Deployment | VllmDeployment) -> bool:
+        """Tell whether all its conditions hold, as far as they are known.
+
+        :raises UnknownFactError: when a setting may be given elsewhere.
+        """
+        return all(_fits(d, name, wanted) for name, wanted in self.when.items())
+
+
+@cache
+def known_issues() -> dict[str, dict[str, KnownIssue]]:
+    """Return engine -> id -> fault."""
+    table: Mapping[str, Mapping[str, Mapping[str, Any]]] = load_yaml("known_issues.yaml")
+    return {engine: {name: KnownIssue(**row) for name, row in rows.items()} for engine, rows in table.items()}
+
+
+def issues_of(d: Deployment | VllmDeployment) -> Iterator[tuple[Code, Violation]]:
+    """Yield what is published about such a deployment: a warning where the source names the release; a note where it
+    names others, so that nothing is known for this one."""
+    engine, record = ("vllm", d.vllm) if isinstance(d, VllmDeployment) else ("tensorrt_llm", d.release)
+    for name, issue in known_issues()[engine].items():
+        if record is None or record.is_before(issue.since) or not record.is_before(issue.fixed):
+            continue
+        with suppress(UnknownFactError):
+            if issue.holds(d):
+                is_published = record.version in issue.seen
+                seen = f"seen in {', '.join(issue.seen)}"
+                known = f"published for {record.version}" if is_published else f"{seen}; not known for {record.version}"
+                severity: Severity = "warning" if is_published else "note"
+                key = next((key for path in issue.when for key in d.settings if _lies_in(key, path)), None)
+                message = f"{name}: {issue.fault} ({known}; {issue.source})"
+                yield _OneIssue("B001", severity, name, issue.source), Violation(key, message, issue.do)
+
+
+def issues_table() -> str:
+    """Return all of them as a table in Markdown."""
+    rows = ["| fault | seen in | where | what happens | what to do | source |", "| --- | --- | --- | --- | --- | --- |"]
+    for engine, issues in known_issues().items():
+        for name, issue in issues.items():
+            seen = f"{_LIBRARIES[engine]} {', '.join(issue.seen)}"
+            fixed = "" if issue.fixed == "999" else f"; fixed in {issue.fixed}"
+            conditions = (f"{path}: {json.dumps(wanted)}".replace('"', "") for path, wanted in issue.when.items())
+            where = "<br>".join(f"`{condition}`" for condition in conditions)
+            rows.append(f"| {name} | {seen}{fixed} | {where} | {issue.fault} | {issue.do} | {issue.source} |")
+    return "\n".join(rows)
+
+
+def _lies_in(key: str, path: str) -> bool:
+    return key == path or key.startswith(f"{path}.")
+
+
+def _fits(d: Deployment | VllmDeployment, path: str, wanted: Any) -> bool:
+    if wanted == "set":
+        return any(_lies_in(key, path) and value is not None for key, value in d.settings.items())
+    value: Any = d
+    if hasattr(d, path.partition(".")[0]):
+        for name in path.split("."):
+            value = getattr(value, name, None)  # of an unknown GPU nothing is known
+    else:
+        value = d.get(path)
+    if isinstance(wanted, str) and wanted.startswith(">="):
+        return isinstance(value, int | float) and value >= float(wanted[2:])
+    return value in wanted if isinstance(wanted, list) else bool(value == wanted)
