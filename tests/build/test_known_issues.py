@@ -16,7 +16,7 @@ TP, EP, PP, DP = "tensor_parallel_size", "moe_expert_parallel_size", "pipeline_p
 TOKENS, REUSE, HOST = "max_num_tokens", "kv_cache_config.enable_block_reuse", "kv_cache_config.host_cache_size"
 MTP = {"speculative_config.decoding_type": "MTP", "speculative_config.num_nextn_predict_layers": 1}
 PAIR, COMPILED = {"cache_transceiver_config.backend": "UCX"}, {"torch_compile_config.max_num_streams": 2}
-NO_GRAPHS = {"cuda_graph_config": None}
+GRAPHS, NO_GRAPHS = {"cuda_graph_config.max_batch_size": 8}, {"cuda_graph_config": None}
 DRAFTS = {"speculative_config.method": "mtp", PP: 2}
 
 
@@ -42,7 +42,7 @@ def on_vllm(*settings, release="0.24.0", **facts):
 
 V32, FP4 = {"variant": "deepseek-v3.2-exp"}, {"precision": "fp4"}
 CHUNKED = {REUSE: True, "enable_chunked_prefill": True}
-OLD = {"release": "1.0.0"}
+OLD, OLDER = {"release": "1.0.0"}, {"release": "0.21.0"}
 CASES = {  # what shows it, its severity, and a neighbour that doesn't
     "trtllm-kv-corruption": (on(CHUNKED, release="1.2.0"), "warning", on(CHUNKED)),
     "trtllm-host-cache-corruption": (on({HOST: 1}, release="1.1.0"), "note", on({HOST: 1}, release="1.2.0")),
@@ -56,6 +56,13 @@ CASES = {  # what shows it, its severity, and a neighbour that doesn't
     "trtllm-torch-compile": (on(COMPILED), "note", on(COMPILED, {TP: 1})),
     "trtllm-disaggregated-pipeline-reuse": (on(PAIR, {PP: 2, REUSE: True}, **OLD), "warning", on({PP: 2}, **OLD)),
     "trtllm-one-gpu-nodes": (on({"gpus_per_node": 1}, **OLD), "warning", on({"gpus_per_node": 8}, **OLD)),
+    "trtllm-mtp-long-iterations": (on(MTP, {TOKENS: 65536}, gpu="b200", **OLDER), "note", on(MTP, {TOKENS: 65536})),
+    "trtllm-mtp-nvfp4-graphs": (on(MTP, GRAPHS, **FP4, **OLDER), "note", on(MTP, GRAPHS, **FP4, **OLD)),
+    "trtllm-h200-fp8-memory": (
+        on({TOKENS: 5000, "kv_cache_config.free_gpu_memory_fraction": 0.7}, **OLDER),
+        "note",
+        on({TOKENS: 5000, "kv_cache_config.free_gpu_memory_fraction": 0.69}, **OLDER),
+    ),
     "vllm-mtp-pipeline": (on_vllm(DRAFTS), "note", on_vllm(DRAFTS, {PP: 1})),
     "vllm-v32-context-parallel": (
         on_vllm({"decode_context_parallel_size": 2}, **V32),

@@ -100,19 +100,6 @@ def _throughput_memory(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, f"if memory runs out, use {OOM_NUM_TOKENS}")
 
 
-@RULES.warning("L009")
-def _h200_memory(d: Deployment) -> Iterator[Violation]:
-    tokens, fraction = d.get("max_num_tokens"), d.get("kv_cache_config.free_gpu_memory_fraction")
-    if d.gpu is None or d.gpu.name != "h200" or d.precision != "fp8" or not d.is_before("1.0.0"):
-        return
-    # The report had 5,127 tokens and a share of 0.7 (NVIDIA/TensorRT-LLM#3486).
-    if tokens and tokens >= 5000 and fraction is not None and fraction >= 0.7:
-        message = (
-            f"max_num_tokens {tokens:,} with a KV cache of {fraction} of the free memory was seen to run out of it"
-        )
-        yield Violation("max_num_tokens", message, "lower one of them, or use TensorRT-LLM 1.0 or newer")
-
-
 @RULES.warning("L010")
 def _held_requests(d: Deployment) -> Iterator[Violation]:
     if d.concurrency is None or d.held_requests is None or d.held_requests >= d.concurrency:

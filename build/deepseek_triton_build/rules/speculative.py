@@ -59,21 +59,6 @@ def _draft_len_besides(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DRAFT_LEN, message, "remove max_draft_len")
 
 
-@RULES.warning("D005")
-def _long_iterations(d: Deployment) -> Iterator[Violation]:
-    tokens = d.get("max_num_tokens")
-    if d.num_draft_tokens and d.gpu_architecture == "blackwell" and tokens and tokens >= 65536 and d.is_before("1.0.0"):
-        message = f"MTP with max_num_tokens {tokens:,} is known to end with an illegal memory access"
-        yield Violation("max_num_tokens", message, "use a smaller max_num_tokens, or TensorRT-LLM 1.0 or newer")
-
-
-@RULES.warning("D006")
-def _nvfp4_graphs(d: Deployment) -> Iterator[Violation]:
-    if d.num_draft_tokens and d.precision == "fp4" and d.has_cuda_graphs and d.is_before("1.0.0"):
-        message = "MTP with NVFP4 weights is known to crash when CUDA graphs are captured"
-        yield Violation("speculative_config", message, "use TensorRT-LLM 1.0 or newer, or turn MTP off")
-
-
 @RULES.error("D007")
 def _guided_decoding(d: Deployment) -> Iterator[Violation]:
     if d.release is None or not d.release.has_samplers or d.settings.get("guided_decoding_backend") is None:
