@@ -665,7 +665,15 @@ def test_describe_says_what_the_model_is(service, engine):
     tokens = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>", "pad_token": ""}
     model = {"name": "m", "checkpoint": "m", "engine": "tensorrt_llm", "engine_version": "", "simulation": None}
     limits = {"max_seq_len": 4096, "default_max_tokens": 256, "decoupled": True, "vocab_size": 129280}
-    assert info == {**model, **limits, **tokens, "tool_form": None, "thinking_switch": True, "chat_template": None}
+    assert info == {
+        **model,
+        **limits,
+        **tokens,
+        "tool_form": None,
+        "thinking_switch": True,
+        "reasoning_efforts": None,
+        "chat_template": None,
+    }
 
 
 NAMES = {

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS, read_chat_request
+from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS, read_chat_request, with_effort
 from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS, read_completion_request
 from deepseek_triton_tools.gateway.model_front import openai_error
 from deepseek_triton_tools.gateway.openai_fields import (
@@ -200,12 +200,16 @@ BAD_CHAT = [
     ({"tools": {}}, "tools", "a list"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
     ({"thinking": True}, "thinking", "an object"),
-    ({"thinking": {"type": "on"}}, "thinking", "enabled or disabled"),
-    ({"thinking": {}}, "thinking", "enabled or disabled"),
+    ({"thinking": {"type": "on"}}, "thinking", "enabled, adaptive or disabled"),
+    ({"thinking": {}}, "thinking", "enabled, adaptive or disabled"),
     ({"reasoning_effort": "huge"}, "reasoning_effort", "one of none, minimal, low"),
     ({"chat_template_kwargs": {"thinking": "yes"}}, "chat_template_kwargs", "true or false"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", "an object"),
-    ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, "thinking", "contradict"),
+    (
+        {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": False}},
+        "chat_template_kwargs",
+        "contradict",
+    ),
     ({"add_generation_prompt": False}, "add_generation_prompt", "true"),
     ({"continue_final_message": True}, "messages", "the assistant"),
     ({"model": 5}, "model", "a text"),
@@ -231,13 +235,24 @@ def test_thinking_has_four_switches():
         ({"reasoning_effort": "minimal"}, False),
         ({"chat_template_kwargs": {"thinking": True}}, True),
         ({"chat_template_kwargs": {"enable_thinking": False}}, False),
-        ({"chat_template_kwargs": {"enable_thinking": True, "thinking": True}, "reasoning_effort": "low"}, True),
+        ({"chat_template_kwargs": {"enable_thinking": True, "thinking": True}, "reasoning_effort": "none"}, True),
     ]
-    found = [json.loads(chat(**fields).inputs["chat_template_kwargs"]) for fields, _ in table]
+    found = [json.loads(with_effort(chat(**fields).inputs, None)["chat_template_kwargs"]) for fields, _ in table]
     assert found == [{"thinking": thinking} for _, thinking in table]
     assert "chat_template_kwargs" not in chat().inputs
     other = chat(chat_template_kwargs={"style": "short"}).inputs["chat_template_kwargs"]
     assert json.loads(other) == {"style": "short"}
+
+
+def test_an_effort_goes_to_a_model_that_knows_it():
+    for effort, efforts in (("minimal", ("minimal", "high")), (33, ("none", "1-100"))):
+        inputs = with_effort(chat(reasoning_effort=effort, thinking={"type": "adaptive"}).inputs, efforts)
+        assert json.loads(inputs.pop("chat_template_kwargs")) == {"thinking": True, "reasoning_effort": effort}
+        assert "reasoning_effort" not in inputs
+    for effort, efforts in ((33, None), (33, ("high",)), (101, ("1-100",)), ("ultra", ("high",))):
+        with pytest.raises(OpenAIError) as refused:
+            with_effort(chat(reasoning_effort=effort).inputs, efforts)
+        assert refused.value.param == "reasoning_effort"
 
 
 def test_messages_go_on_as_they_came():

@@ -159,7 +159,11 @@ REFUSED = [
     ({"max_output_token": 3}, "max_output_token", "Did you mean max_output_tokens?"),
     ({"messages_": 3}, "messages_", "Did you mean input?"),
     ({"response_formt": 3}, "response_formt", "Did you mean text.format?"),
-    ({"thinking": {"type": "enabled"}, "reasoning": {"effort": "none"}}, "thinking", "contradict"),
+    (
+        {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": False}},
+        "chat_template_kwargs",
+        "contradict",
+    ),
 ]
 
 

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.gateway.api_route import ApiExchange, ApiRequest, ApiRoute, ClientLeft, Handler
 from deepseek_triton_tools.gateway.chat import chat_completion
-from deepseek_triton_tools.gateway.chat_request import rendering
+from deepseek_triton_tools.gateway.chat_request import EFFORT, rendering
 from deepseek_triton_tools.gateway.completions import completion
 from deepseek_triton_tools.gateway.guard import RATE_LIMIT_HEADERS
 from deepseek_triton_tools.gateway.model_front import GatewayState, ModelFront
@@ -167,7 +167,9 @@ async def _entry(name: str, model: ModelFront) -> dict[str, object]:
 # Tokens, as vLLM has them, and as evaluation programs ask for them.
 
 _TOKENIZE = frozenset({"model", "prompt", "messages", "add_special_tokens", "return_token_strs"})
-_OF_MESSAGES = frozenset({"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"})
+_OF_MESSAGES = frozenset(
+    {"tools", "chat_template_kwargs", EFFORT, "thinking", "add_generation_prompt", "continue_final_message"}
+)
 # The model's server tells the text of one token at a time.
 _MOST_TEXTS = 1024
 

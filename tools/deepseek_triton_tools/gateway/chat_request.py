@@ -6,7 +6,7 @@ Forms of the answer are asked for in the words of OpenAI, vLLM and TensorRT-LLM.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -200,8 +200,12 @@ CHAT_FIELDS = frozenset(
     }
 )
 """Fields of chat alone that are no sampling fields."""
+EFFORT = "reasoning_effort"
+"""Stands among a request's inputs until the model is known, which may tell efforts apart, or may not."""
+NUMBERS = "1-100"
+"""Stands for numbers among a model's efforts."""
 _NO_THINKING = ("none", "minimal")
-_EFFORTS = (*_NO_THINKING, "low", "medium", "high", "xhigh", "max")
+_EFFORTS = (*_NO_THINKING, "low", "medium", "high", "xhigh", "max", "ultra")
 _MOST_TOP_LOGPROBS = 20
 
 
@@ -324,11 +328,35 @@ def rendering(given: Mapping[str, object], messages: list[object], tools: list[o
         inputs["tool_choice"] = choice if isinstance(choice, str) else json_text(choice)
     if kwargs := _template_arguments(given):
         inputs["chat_template_kwargs"] = json_text(kwargs)
+    if (effort := given.get(EFFORT)) is not None:
+        is_number = isinstance(effort, int) and not isinstance(effort, bool)
+        if effort not in _EFFORTS and not is_number:
+            raise wrong(EFFORT, f"one of {', '.join(_EFFORTS)}", effort)
+        inputs[EFFORT] = effort
     return inputs
 
 
+def with_effort(inputs: dict[str, object], efforts: Sequence[str] | None) -> dict[str, object]:
+    """The inputs with their effort among the template's arguments. As at DeepSeek, a switch of thinking wins over it.
+
+    efforts: those that the model knows; None: it tells none apart, and only thinks or not. Raises OpenAIError.
+    """
+    if EFFORT not in inputs:
+        return inputs
+    effort = inputs[EFFORT]
+    kwargs = msgspec.json.decode(str(inputs.get("chat_template_kwargs", "{}")))
+    if efforts is None and not isinstance(effort, int):
+        kwargs.setdefault("thinking", effort not in _NO_THINKING)
+    elif effort in (efforts or ()) or (isinstance(effort, int) and NUMBERS in (efforts or ()) and 1 <= effort <= 100):
+        kwargs[EFFORT] = effort
+    else:
+        raise wrong(EFFORT, f"one of {', '.join(efforts or _EFFORTS)}", effort)
+    others = {name: value for name, value in inputs.items() if name != EFFORT}
+    return others | {"chat_template_kwargs": json_text(kwargs)}
+
+
 def _template_arguments(given: Mapping[str, object]) -> dict[str, object]:
-    """`chat_template_kwargs` with the thinking switch, which has four names."""
+    """`chat_template_kwargs` with the thinking switch, which has three names."""
     arguments = dict(an_object("chat_template_kwargs", given.get("chat_template_kwargs", {})))
     switches: dict[str, object] = {}
     if "thinking" in arguments:
@@ -337,14 +365,9 @@ def _template_arguments(given: Mapping[str, object]) -> dict[str, object]:
         switches["chat_template_kwargs.enable_thinking"] = arguments.pop("enable_thinking")
     if "thinking" in given:
         kind = an_object("thinking", given["thinking"]).get("type")
-        if kind not in ("enabled", "disabled"):
-            raise wrong("thinking.type", "enabled or disabled", kind)
-        switches["thinking.type"] = kind == "enabled"
-    if "reasoning_effort" in given:
-        effort = text("reasoning_effort", given["reasoning_effort"])
-        if effort not in _EFFORTS:
-            raise wrong("reasoning_effort", f"one of {', '.join(_EFFORTS)}", effort)
-        switches["reasoning_effort"] = effort not in _NO_THINKING
+        if kind not in ("enabled", "adaptive", "disabled"):
+            raise wrong("thinking.type", "enabled, adaptive or disabled", kind)
+        switches["thinking.type"] = kind != "disabled"
     values = {boolean(name, value) for name, value in switches.items()}
     if len(values) > 1:
         raise invalid(f"{' and '.join(switches)} contradict each other.", param=next(iter(switches)).partition(".")[0])

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from deepseek_triton_tools.gateway.chat_request import sent_names
+from deepseek_triton_tools.gateway.chat_request import EFFORT, sent_names, with_effort
 from deepseek_triton_tools.gateway.fleet import Fleet, open_fleet
 from deepseek_triton_tools.gateway.guard import Caller, Guard
 from deepseek_triton_tools.gateway.observers import AccessLog, GatewayMetrics, HandledRequest
@@ -91,6 +91,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     checkpoint: str = ""
     max_seq_len: int = 0
     thinking_switch: bool = False
+    reasoning_efforts: tuple[str, ...] | None = None
     tool_form: str | None = None
     chat_template: str | None = None
     bos_token: str = ""
@@ -137,7 +138,11 @@ class ModelFront:
 
     async def ask(self, inputs: dict[str, object]) -> dict[str, object]:
         """The outputs of a task that generates nothing. Raises UpstreamError."""
-        return await self.fleet.ask(Call(inputs, f"gateway-{uuid.uuid4().hex}"))
+        return await self.fleet.ask(Call(await self.own_inputs(inputs), f"gateway-{uuid.uuid4().hex}"))
+
+    async def own_inputs(self, inputs: dict[str, object]) -> dict[str, object]:
+        """The inputs of a request as this model takes them. Raises UpstreamError, and OpenAIError."""
+        return with_effort(inputs, (await self.info()).reasoning_efforts) if EFFORT in inputs else inputs
 
     async def texts_of(self, prompts: Sequence[Sequence[int]]) -> list[str]:
         """The texts of lists of token ids, which are asked for together. The first that fails stops the others. Raises

@@ -205,6 +205,7 @@ async def generate(
     """
     if record.counts_responses:
         inputs = {**inputs, **COUNTS}
+    inputs = await model.own_inputs(inputs)
     call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [], [])
     try:
         async with aclosing(model.fleet.generate(call)) as answer:

@@ -12,7 +12,7 @@ import msgspec
 
 from deepseek_triton_tools.gateway.api_route import ApiRequest
 from deepseek_triton_tools.gateway.chat import ChatChoice, chat_parts
-from deepseek_triton_tools.gateway.chat_request import ChatRequest
+from deepseek_triton_tools.gateway.chat_request import EFFORT, ChatRequest
 from deepseek_triton_tools.gateway.model_front import log_failure, openai_error
 from deepseek_triton_tools.gateway.openai_answers import Answer, give
 from deepseek_triton_tools.gateway.openai_fields import invalid
@@ -250,7 +250,7 @@ class ResponsesAnswer(Answer):
         }
 
 
-_PROMPT_INPUTS = ("messages", "tools", "tool_choice", "chat_template_kwargs")
+_PROMPT_INPUTS = ("messages", "tools", "tool_choice", "chat_template_kwargs", EFFORT)
 """The inputs that a prompt is made of."""
 
 

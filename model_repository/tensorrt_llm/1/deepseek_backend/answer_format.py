@@ -83,6 +83,7 @@ def model_info(
         "decoupled": config.decoupled,
         "tool_form": None if facts.form is None else facts.form.name,
         "thinking_switch": facts.has_switch,
+        "reasoning_efforts": facts.v4 and facts.v4.known_efforts,
         "fields": dict(supported),
         "chat_template": tokenizer.chat_template,
         **{name: tokenizer.special_tokens.get(name, "") for name in SPECIAL_TOKENS},

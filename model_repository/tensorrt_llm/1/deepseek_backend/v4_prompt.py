@@ -102,6 +102,11 @@ class V4Form:
     """Asks for any JSON object."""
 
     @property
+    def known_efforts(self) -> list[str]:
+        """What reasoning_effort may be, also the words that mean the same as another."""
+        return ["none", *self.efforts, *_SAME_EFFORTS, *(["1-100"] if self.takes_numbers else [])]
+
+    @property
     def block(self) -> str:
         """What begins a block of calls, on lines of its own."""
         return f"\n\n<{DSML}{self.calls}>\n"
@@ -200,10 +205,8 @@ def _thinking(form: V4Form, template_kwargs: Mapping[str, Any]) -> tuple[bool, s
         return thinks is not False, _NUMBER.format(effort)
     word = "none" if effort == "none" else _SAME_EFFORTS.get(str(effort or "high"), effort or "high")
     if word != "none" and word not in form.efforts:
-        known = ["none", *form.efforts, *_SAME_EFFORTS, *(["1 to 100"] if form.takes_numbers else [])]
-        raise RequestError(
-            f"chat_template_kwargs.reasoning_effort: expected one of {', '.join(known)}, got {quoted(effort)}"
-        )
+        known = ", ".join(form.known_efforts)
+        raise RequestError(f"chat_template_kwargs.reasoning_effort: expected one of {known}, got {quoted(effort)}")
     if thinks is None:
         thinks = word != "none"
     return thinks, form.efforts.get(word, form.efforts["high"])
