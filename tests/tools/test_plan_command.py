@@ -122,7 +122,14 @@ def test_what_cant_be_planned_is_one_line(subtests):
 
 
 def test_what_the_parser_refuses():
-    wrong = ["--trtllm 1.2.1 --image 26.07", "--isl 0", "--mtp -1", "--concurrency many", "--kv-cache-dtype fp4"]
+    wrong = [
+        "--trtllm 1.2.1 --image 26.07",
+        "--isl 0",
+        "--mtp -1",
+        "--concurrency many",
+        "--rate 0",
+        "--kv-cache-dtype fp4",
+    ]
     for options in [*wrong, "--brief --json", "--diff . --json"]:
         done = run_command("plan", *R1, *options.split())
         assert (done.returncode, "argument" in done.stderr) == (2, True), options

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from deepseek_triton_build import PlanRequest, Workload
+from deepseek_triton_tools.bench.result import Slo
 from deepseek_triton_tools.sla.paces import GRID, HOW_TO_INSTALL, PacedModel, ServerLayout, SiliconPaces
+from deepseek_triton_tools.sla.sla_plan import plan_to_sla
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-aiconfigurator/bin/python"
@@ -50,3 +53,13 @@ def test_a_model_without_data_is_said(paces):
     model = PacedModel(architecture="deepseek-v3", precision="fp4", gpu="h200", kv_dtype="fp8")
 
     assert isinstance(paces.tables(model, [TP8])[TP8], str)
+
+
+@installed
+@pytest.mark.slow
+def test_the_gpus_for_a_rate(paces):
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", workload=Workload(isl=4000, osl=1000))
+    plan = plan_to_sla(request, Slo(ttft_ms=2000, tpot_ms=30), PYTHON, rate=20)
+
+    assert plan.num_gpus == pytest.approx(176, abs=8)  # what 0.12.0 gives: 5 context and 17 generation servers
+    assert plan.requests_per_s(plan.fleets[0]) >= 20

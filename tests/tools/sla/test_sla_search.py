@@ -97,6 +97,33 @@ PAIR = {"context", "generation"}
 
 
 @pytest.mark.slow
+def test_the_fewest_gpus_for_a_rate(search):
+    limits = ["--sla", "ttft=2000,tpot=40"]
+    needed = []
+    for rate in (0.5, 20, 200):
+        found = search(*limits, "--rate", rate)
+        ranks = [(fleet["gpus_used"], fleet["e2el"]) for fleet in map(with_margin, found["fleets"])]
+        assert ranks == sorted(ranks)
+        assert found["gpus"] == ranks[0][0]
+        needed.append(found["gpus"])
+        for fleet in found["fleets"]:
+            assert fleet["tpot_ms"] * fleet["margin"] <= 40.1
+            assert fleet["ttft_ms"] * fleet["margin"] <= 2001
+            assert fleet["requests_per_s"] >= rate - 0.001
+            if not fleet["context_servers"]:  # with one server less it would be too few
+                assert fleet["requests_per_s"] * (fleet["servers"] - 1) / fleet["servers"] < rate
+    assert needed == sorted(needed)
+    # The best fleet of so many GPUs serves the rate, and that of the next smaller number does not.
+    assert search(*limits, "--gpus", needed[1])["fleets"][0]["requests_per_s"] >= 20
+    assert search(*limits, "--gpus", needed[1] - 8)["fleets"][0]["requests_per_s"] < 20
+
+
+def with_margin(fleet):
+    slow = {key: fleet[f"{key}_ms"] * fleet["margin"] for key in ("ttft", "tpot")}
+    return {**fleet, "e2el": slow["ttft"] + (1024 - 1) * slow["tpot"]}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "names", "kv"),
     [
@@ -170,6 +197,8 @@ def test_the_command_keeps_what_was_asked_for(search):
 
 REFUSED = [
     (["--sla", "tpot=40"], "needs --gpus"),
+    ([*LIMITS, "--rate", "2"], "give one of them"),
+    (["--gpus", "8", "--rate", "2"], "--rate, --aiconfigurator and --write-pace are for a search"),
     (["--sla", "itl=40", "--gpus", "8"], "--sla has no itl"),
     ([*LIMITS, "--mtp", "4"], "--mtp 0 to 3, not 4"),
     (["--gpus", "8", "--write-pace", "paces"], "add --sla"),
@@ -197,6 +226,8 @@ def test_a_wrong_command_line_is_refused(capsys):
 def test_a_search_that_finds_nothing_is_refused_with_the_nearest(capsys):
     refused = {
         ("--gpus", "8", "--sla", "tpot=1"): "the shortest TPOT is",
+        ("--rate", "2", "--sla", "tpot=1"): "raise --sla\n",
+        ("--rate", "2", "--sla", "tpot=40", "--gpu", "h20"): "how many GPUs serve 2 requests/s is unknown: no layout",
         (*LIMITS, "--gpu", "h100"): "no layout can be searched: TP8 EP8: deepseek-r1 (fp8) on 8 x h100 does not fit",
         (*LIMITS, "--aiconfigurator", sys.executable): "pip install aiconfigurator-core==0.12.0",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path, real_number
 from deepseek_triton_tools.cli.plan_options import add_plan_options, slo
 
 
@@ -22,6 +22,8 @@ def add_options(verb: VerbParser) -> None:
     sla = verb.add_argument_group("search of a layout (docs/sla.md)")
     limits = "find the layout for --gpus that serves most within these limits of ttft, tpot and e2el, in ms"
     option(sla, "--sla ttft=2000,tpot=30", limits, slo)
+    rate = real_number("requests a second, 0.001 to 1,000,000", lambda value: 0.001 <= value <= 1e6)
+    option(sla, "--rate R", "with --sla and without --gpus: the fewest GPUs that serve R requests a second", rate)
     paces = "aiconfigurator-core's environment or its Python (default: $DEEPSEEK_TRITON_AICONFIGURATOR, or our model)"
     option(sla, "--aiconfigurator PATH", paces, path)
     presets = "write presets of the simulated engine with the pace of the fleet that --sla chooses"
@@ -35,8 +37,8 @@ def _plan(args: argparse.Namespace) -> int:
 
     if args.sla is not None:
         return _search(args)
-    if any(given is not None for given in (args.aiconfigurator, args.write_pace)):
-        raise OptionError("--aiconfigurator and --write-pace are for a search: add --sla, or leave them out")
+    if any(given is not None for given in (args.rate, args.aiconfigurator, args.write_pace)):
+        raise OptionError("--rate, --aiconfigurator and --write-pace are for a search: add --sla, or leave them out")
     request = plan_request(args)
     if request.profile == DISAGGREGATED:
         from deepseek_triton_tools.plans.build_summary import show_pair
@@ -66,7 +68,10 @@ def _search(args: argparse.Namespace) -> int:
         said
         for is_wrong, said in (
             (args.sla.itl_ms is not None, "--sla has no itl: limit tpot, the mean between two tokens"),
-            (args.gpus is None, "--sla needs --gpus, the number of GPUs to share out"),
+            (
+                (args.gpus is None) is (args.rate is None),
+                "--sla needs --gpus, the number of GPUs to share out, or --rate, for the fewest: give one of them",
+            ),
             (args.isl is None or args.osl is None, "--sla needs --isl and --osl, the tokens of a request"),
             (
                 args.mtp not in (None, *TOKENS_PER_STEP),
@@ -96,7 +101,7 @@ def _search(args: argparse.Namespace) -> int:
     if load_release(request.release).is_before("1.0.0"):
         said = f"--sla is for TensorRT-LLM 1.0.0 and newer: of {request.release} no paces and no hand-over are known"
         raise OptionError(said)
-    plan = plan_to_sla(request, args.sla, args.aiconfigurator)
+    plan = plan_to_sla(request, args.sla, args.aiconfigurator, args.rate)
     if args.write_pace is not None:
         plan.write_paces(args.write_pace)
     show_sla_plan(plan, as_json=args.json, paces=args.write_pace)

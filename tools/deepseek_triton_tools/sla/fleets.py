@@ -15,6 +15,7 @@ share u of the time that prompts take, and at most all other requests of the ran
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -265,7 +266,7 @@ def _held_rows(plan: Plan) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFleet:
-    """Servers for the GPUs given, at a load. Times and throughput have no margin; `margin` is the factor for both."""
+    """Servers at a load. Times and throughput have no margin; `margin` is the factor for both."""
 
     server: ServerCandidate
     """One of the aggregated or the generation servers."""
@@ -283,6 +284,11 @@ class PlannedFleet:
     num_context: int = 0
 
     @property
+    def num_gpus(self) -> int:
+        of_contexts = self.num_context * self.context.layout.num_gpus if self.context else 0
+        return self.num_servers * self.server.layout.num_gpus + of_contexts
+
+    @property
     def slow(self) -> Times:
         """The times with the margin on them."""
         return Times(ttft_ms=self.times.ttft_ms * self.margin, tpot_ms=self.times.tpot_ms * self.margin)
@@ -295,15 +301,19 @@ class PlannedFleet:
 
 
 def aggregated_fleets(
-    candidates: Sequence[ServerCandidate], workload: SlaWorkload, num_gpus: int
+    candidates: Sequence[ServerCandidate], workload: SlaWorkload, num_gpus: int, rate: float | None = None
 ) -> Iterator[PlannedFleet]:
-    """Yield every aggregated fleet of equal servers, at every load."""
+    """Yield every aggregated fleet of equal servers, at every load.
+
+    :param rate: requests a second, which decide how many servers there are, with the margin. None: the GPUs do.
+    """
     for candidate in candidates:
         layout = candidate.layout
-        servers = num_gpus // layout.num_gpus
-        for rows in range(1, candidate.most_rows + 1) if servers else ():
+        for rows in range(1, candidate.most_rows + 1):
             times = aggregated_times(candidate, workload, rows)
             users = rows * layout.num_ranks
+            own = 1000 * users / times.e2el_ms(workload.osl)
+            servers = math.ceil(rate * margin_for(users) / own) if rate else num_gpus // layout.num_gpus
             yield PlannedFleet(
                 server=candidate,
                 num_servers=servers,
@@ -311,7 +321,7 @@ def aggregated_fleets(
                 users=users * servers,
                 times=times,
                 margin=margin_for(users),
-                output_tps=1000 * users * servers * workload.osl / times.e2el_ms(workload.osl),
+                output_tps=own * servers * workload.osl,
             )
 
 
@@ -322,9 +332,10 @@ def disaggregated_fleets(
     num_gpus: int,
     slo: Slo,
     fit: Callable[[ServerCandidate, ServerCandidate], bool],
+    rate: float | None = None,
 ) -> Iterator[PlannedFleet]:
     """Yield the fleets of context and generation servers in every ratio that uses the GPUs and keeps the limit of
-    TTFT.
+    TTFT; for a rate, those with the fewest servers of each kind.
 
     :param fit: whether a context server can hand over its KV cache to a generation server.
     """
@@ -341,17 +352,25 @@ def disaggregated_fleets(
             for rows in loads_tried
             if rows <= candidate.most_rows
         ]
-        layout = context.layout
-        for num_context in range(1, num_gpus // layout.num_gpus + 1):
-            left = num_gpus - num_context * layout.num_gpus
-            # Prompts a second, while the context servers keep TTFT.
-            most = 1000 * busy * layout.num_ranks * num_context / prompt
-            for candidate, rows, tpot in loads:
-                servers = left // candidate.layout.num_gpus
-                users = rows * candidate.layout.num_ranks
-                rate = 1000 * servers * users / (workload.osl * tpot)
-                if servers and rate <= most:
-                    ttft = context_ttft_ms(context, workload, busy * rate / most)
+        size = context.layout.num_gpus
+        # Prompts a second of a context server that keeps TTFT.
+        prompts = 1000 * busy * context.layout.num_ranks / prompt
+        for candidate, rows, tpot in loads:
+            users = rows * candidate.layout.num_ranks
+            own = 1000 * users / (workload.osl * tpot)
+            if rate:
+                needed = rate * margin_for(users)
+                counts = [(math.ceil(needed / prompts), math.ceil(needed / own))]
+            else:
+                counts = [
+                    (num, (num_gpus - num * size) // candidate.layout.num_gpus)
+                    for num in range(1, num_gpus // size + 1)
+                ]
+            for num_context, servers in counts:
+                most = num_context * prompts
+                served = min(own * servers, most) if rate else own * servers
+                if 0 < served <= most:
+                    ttft = context_ttft_ms(context, workload, busy * served / most)
                     yield PlannedFleet(
                         server=candidate,
                         num_servers=servers,
@@ -359,7 +378,7 @@ def disaggregated_fleets(
                         users=users * servers,
                         times=Times(ttft_ms=ttft, tpot_ms=tpot),
                         margin=margin_for(users),
-                        output_tps=rate * workload.osl,
+                        output_tps=served * workload.osl,
                         context=context,
                         num_context=num_context,
                     )
@@ -381,11 +400,20 @@ def _context_servers(
     return [(candidate, busy, prompt) for _, candidate, busy, prompt in best.values()]
 
 
-def best_of_each(fleets: Sequence[PlannedFleet], slo: Slo, osl: int) -> list[PlannedFleet]:
-    """Return the best load of each kind of fleet that keeps the limits, the best fleet first."""
+def best_of_each(fleets: Sequence[PlannedFleet], slo: Slo, osl: int, *, fewest: bool = False) -> list[PlannedFleet]:
+    """Return the best load of each kind of fleet that keeps the limits, the best fleet first.
+
+    :param fewest: the best has the fewest GPUs, and of those the shortest time; else it serves most tokens.
+    """
+
+    def rank(fleet: PlannedFleet) -> tuple[int, float]:
+        return fleet.num_gpus if fewest else 0, -fleet.output_tps
+
     best: dict[object, PlannedFleet] = {}
     for fleet in fleets:
         kind = (fleet.server.layout, fleet.context and fleet.context.layout)
-        if fleet.keeps(slo, osl) and (kind not in best or fleet.output_tps > best[kind].output_tps):
-            best[kind] = fleet
+        if fleet.keeps(slo, osl):
+            best[kind] = min(best.get(kind, fleet), fleet, key=rank)
+    if fewest:
+        return sorted(best.values(), key=lambda fleet: (fleet.num_gpus, fleet.slow.e2el_ms(osl)))
     return sorted(best.values(), key=lambda fleet: -fleet.output_tps / fleet.margin)

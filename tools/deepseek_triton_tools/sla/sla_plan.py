@@ -56,8 +56,11 @@ from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 from deepseek_triton_tools.tool_errors import ToolError
 
 _SHOWN_FLEETS = 8
+_LARGEST_SERVER = 32
+"""GPUs, where a rate decides how many servers there are."""
 _HEADINGS = (
     "fleet",
+    "GPUs",
     "users",
     "tokens/s/GPU",
     "with margin",
@@ -85,6 +88,20 @@ class SlaPlan:
     """The best load of each kind of fleet that keeps the limits, the best fleet first."""
     refused: dict[str, str]
     """Layout, with its side in a pair, or both layouts of a pair -> why it was left out."""
+    rate: float | None = None
+    """Requests a second that the fleets must serve, with the margin; None where the GPUs are given."""
+
+    @property
+    def num_gpus(self) -> int:
+        """The GPUs given, or those that the best fleet needs for the rate."""
+        return self.request.num_gpus or self.fleets[0].num_gpus
+
+    def tps_per_gpu(self, fleet: PlannedFleet) -> float:
+        return fleet.output_tps / (self.request.num_gpus or fleet.num_gpus)
+
+    def requests_per_s(self, fleet: PlannedFleet) -> float:
+        """Return the most that the fleet serves within the limits, with the margin."""
+        return fleet.output_tps / fleet.margin / self.workload.osl
 
     def burst_ttft_ms(self, fleet: PlannedFleet) -> float:
         """Return the mean TTFT of a fleet, without margin, where all its requests come at once."""
@@ -153,8 +170,8 @@ class SlaPlan:
                 json.dump(preset, file)
 
 
-def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
-    """Search the fleets for `request.num_gpus` GPUs.
+def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None, rate: float | None = None) -> SlaPlan:
+    """Search the fleets for `request.num_gpus` GPUs, or the fewest GPUs that serve `rate` requests a second.
 
     :param python: a Python that has aiconfigurator-core, or the folder of its environment. None: the environment
         variable's, else our own model's paces.
@@ -166,7 +183,7 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
         python /= "bin/python"
     paces = SiliconPaces(python) if python else ModelPaces()
     workload = SlaWorkload(isl=request.workload.isl or 1, osl=request.workload.osl or 1)
-    num_gpus = request.num_gpus or 1
+    num_gpus = request.num_gpus or _LARGEST_SERVER
     request = dataclasses.replace(request, mtp=request.mtp or 0)
     candidates, refused, request = _candidates(request, paces)
 
@@ -179,11 +196,11 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
         return True
 
     of_side = {side: [candidate for candidate in candidates if candidate.side == side] for side in SIDES}
-    pairs = disaggregated_fleets(of_side[CONTEXT], of_side[GENERATION], workload, num_gpus, slo, fit)
-    fleets = [*aggregated_fleets(of_side[SERVER], workload, num_gpus), *pairs]
-    best = best_of_each(fleets, slo, workload.osl)
+    pairs = disaggregated_fleets(of_side[CONTEXT], of_side[GENERATION], workload, num_gpus, slo, fit, rate)
+    fleets = [*aggregated_fleets(of_side[SERVER], workload, num_gpus, rate), *pairs]
+    best = best_of_each(fleets, slo, workload.osl, fewest=rate is not None)
     if not best:
-        raise ToolError(_none_keeps(fleets, refused))
+        raise ToolError(_none_keeps(fleets, refused, rate))
     notes = [] if python else [f"for measured paces: {HOW_TO_INSTALL}"]
     return SlaPlan(
         request=request,
@@ -193,6 +210,7 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
         notes=notes,
         fleets=best,
         refused=refused,
+        rate=rate,
     )
 
 
@@ -202,7 +220,7 @@ def _candidates(
     """Return the servers that are allowed, why others are not, and the request with its precision."""
     refused: dict[str, str] = {}
     fitting: dict[PacedModel, list[tuple[str, ServerLayout, Plan, int]]] = {}
-    for layout in layouts_up_to(request.num_gpus or 1):
+    for layout in layouts_up_to(request.num_gpus or _LARGEST_SERVER):
         for side in SIDES:
             try:
                 plan, rows = fitting_rows(request, side, layout)
@@ -256,17 +274,18 @@ def _name(side: str, layout: ServerLayout) -> str:
     return str(layout) if side == SERVER else f"{side} {layout}"
 
 
-def _none_keeps(fleets: list[PlannedFleet], refused: dict[str, str]) -> str:
+def _none_keeps(fleets: list[PlannedFleet], refused: dict[str, str], rate: float | None) -> str:
     if not fleets:
         layouts = {said: name for name, said in reversed(refused.items())}
         why = "; ".join(f"{name}: {said}" for said, name in list(layouts.items())[:2])
-        return f"no layout can be searched: {why}"
+        unknown = f"how many GPUs serve {rate:g} requests/s is unknown: " if rate else ""
+        return f"{unknown}no layout can be searched: {why}"
     fastest = min(fleets, key=lambda fleet: fleet.slow.tpot_ms)
     first = min(fleets, key=lambda fleet: fleet.slow.ttft_ms)
     return (
         f"no fleet keeps the limits: with their margins, the shortest TPOT is {fastest.slow.tpot_ms:.1f} ms "
         f"({fastest.server.layout}) and the shortest TTFT {first.slow.ttft_ms:.0f} ms ({first.server.layout}); "
-        "raise --sla, or give more GPUs"
+        f"raise --sla{'' if rate else ', or give more GPUs'}"
     )
 
 
@@ -280,9 +299,10 @@ def show_sla_plan(plan: SlaPlan, *, as_json: bool, paces: Path | None = None) ->
             print_json(_document(plan, paces))
             return
         rows = [_cells(plan, fleet) for fleet in plan.fleets[:_SHOWN_FLEETS]]
-        search = f"{plan.request.variant} on {plan.request.num_gpus} x {plan.request.gpu}"
+        search = f"{plan.request.variant} on {plan.num_gpus} x {plan.request.gpu}"
         lengths = f"{plan.workload.isl:,} + {plan.workload.osl:,} tokens"
-        title = f"{search}, {lengths}: the best first; limits are kept with the margin"
+        order = "the fewest GPUs" if plan.rate else "the best"
+        title = f"{search}, {lengths}: {order} first; limits are kept with the margin"
         show(Table(title=title, headings=_HEADINGS, rows=rows))
         print(paragraph(f"paces: {plan.source}"))
         for note in plan.notes:
@@ -290,6 +310,9 @@ def show_sla_plan(plan: SlaPlan, *, as_json: bool, paces: Path | None = None) ->
         if plan.refused:
             print(paragraph(f"{len(plan.refused)} layouts were left out; --json says why"))
         best = plan.fleets[0]
+        if plan.rate:
+            most = f"the first fleet keeps the limits up to {plan.requests_per_s(best):,.1f}"
+            print(paragraph(f"{plan.rate:,g} requests/s need {best.num_gpus:,} GPUs or more; {most}"))
         pair = f"context servers: {best.num_context}, generation servers: {best.num_servers}"
         print(paragraph(f"{pair if best.context else f'servers: {best.num_servers}'}: {plan.build_command}"))
         if paces is not None:
@@ -301,7 +324,8 @@ def _document(plan: SlaPlan, paces: Path | None = None) -> dict[str, Any]:
     return {
         "variant": plan.request.variant,
         "gpu": plan.request.gpu,
-        "gpus": plan.request.num_gpus,
+        "gpus": plan.num_gpus,
+        "rate": plan.rate,
         "precision": plan.request.precision,
         "workload": dataclasses.asdict(plan.workload),
         "limits": dataclasses.asdict(plan.slo),
@@ -314,13 +338,13 @@ def _document(plan: SlaPlan, paces: Path | None = None) -> dict[str, Any]:
                 "context_servers": fleet.num_context,
                 "requests_per_rank": fleet.rows,
                 "users": fleet.users,
-                "gpus_used": fleet.server.layout.num_gpus * fleet.num_servers
-                + (fleet.context.layout.num_gpus * fleet.num_context if fleet.context else 0),
+                "gpus_used": fleet.num_gpus,
+                "requests_per_s": round(plan.requests_per_s(fleet), 3),
                 "ttft_ms": round(fleet.times.ttft_ms, 1),
                 "burst_ttft_ms": round(plan.burst_ttft_ms(fleet), 1),
                 "tpot_ms": round(fleet.times.tpot_ms, 2),
                 "output_tps": round(fleet.output_tps, 1),
-                "output_tps_per_gpu": round(fleet.output_tps / (plan.request.num_gpus or 1), 1),
+                "output_tps_per_gpu": round(plan.tps_per_gpu(fleet), 1),
                 "margin": fleet.margin,
             }
             for fleet in plan.fleets
@@ -334,12 +358,13 @@ def _document(plan: SlaPlan, paces: Path | None = None) -> dict[str, Any]:
 
 def _cells(plan: SlaPlan, fleet: PlannedFleet) -> tuple[str, ...]:
     """The cells under _HEADINGS."""
-    slow, tps = fleet.slow, fleet.output_tps / (plan.request.num_gpus or 1)
+    slow, tps = fleet.slow, plan.tps_per_gpu(fleet)
     name = f"{fleet.num_servers} x {fleet.server.layout}, {fleet.rows} a rank"
     if fleet.context:
         name = f"{fleet.num_context} x {fleet.context.layout} context + {name}"
     return (
         name,
+        f"{fleet.num_gpus:,}",
         f"{fleet.users:,}",
         f"{tps:,.1f}",
         f"{tps / fleet.margin:,.1f}",
