@@ -65,7 +65,7 @@ def with_own_arguments(
         before = f" instead of {short_repr(merged[key].value)}" if is_other else ""
         for other in [name for name in merged if name in excluded or (name != key and holds_or_lies_in(key, name))]:
             del merged[other]
-        merged[key] = Setting(key, value, request.why_measured(key) or f"set by hand{before}")
+        merged[key] = Setting(key, value, f"{request.why_measured(key) or 'set by hand'}{before}")
     # A section is written in one piece, so a new key goes to where its section is.
     sections = list(dict.fromkeys(key.partition(".")[0] for key in merged))
     return tuple(sorted(merged.values(), key=lambda setting: sections.index(setting.key.partition(".")[0]))), triton

@@ -67,10 +67,10 @@ class PlanRequest:
     overrides: tuple[tuple[str, Any], ...] = ()
     """The user's own settings, applied last: LLM arguments under the release's keys, or triton_config.*."""
     measured: tuple[tuple[str, str], ...] = ()
-    """(option or key of an override, why its value was measured or computed); the reasons of a plan repeat it."""
+    """(option or key of an override, where its value is from); the reasons of a plan repeat it."""
 
     def why_measured(self, name: str) -> str:
-        """The reason of a value that was measured or computed; "" for another one."""
+        """The reason of a value that was measured, computed or published; "" for another one."""
         return dict(self.measured).get(name, "")
 
     @property

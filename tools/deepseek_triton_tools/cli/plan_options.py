@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_tools.cli.parsing import VerbParser, number, option, path, positive
+from deepseek_triton_tools.cli.parsing import VerbParser, number, option, path, positive, words
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -78,7 +78,7 @@ _REPEATED: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=
 def add_plan_options(verb: VerbParser) -> None:
     verb.usage = "%(prog)s VARIANT --gpu GPU [options]"
     verb.names = known_names
-    option(verb, "variant VARIANT", "the model: a name listed below, or its Hugging Face name")
+    option(verb, "variant VARIANT", "the model: a name listed below, or its Hugging Face name", nargs="?")
     option(verb, "--gpu GPU", "the GPU it will run on, such as h200")
     option(verb, "--gpus N", "how many of them (default: as published)", positive)
     option(verb, "--precision NAME", "of the weights (default: fp4 on Blackwell if any, else fp8)")
@@ -104,6 +104,10 @@ def add_plan_options(verb: VerbParser) -> None:
     option(own, "--parallel", "of vLLM's attention (default: dp for throughput, else tp)", choices=("tp", "dp"))
     option(own, "--pp N", "pipeline stages (default: 1)", positive, default=1)
     any_key = "set any argument of the engine, or triton_config.*, to a YAML value; may be repeated"
+    recipe = (
+        "an engine configuration of TensorRT-LLM, or a vLLM recipe, by path or https address: its values, as --set's"
+    )
+    option(own, "--from-recipe FILE", recipe, words)
     own.add_argument("--set", help=any_key, **_REPEATED)
     option(own, "--allow-unpublished", "plan what fits, even if nobody published it")
 

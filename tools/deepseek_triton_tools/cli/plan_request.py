@@ -7,11 +7,12 @@ import difflib
 import errno
 import math
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from deepseek_triton_build import DISAGGREGATED, DisaggregatedRequest, Plan, PlanRequest, Workload, make_plan
 from deepseek_triton_build.catalog import (
@@ -42,13 +43,16 @@ from deepseek_triton_tools.cli.plan_options import add_plan_options, preset_or_f
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
+if TYPE_CHECKING:
+    from deepseek_triton_build.check import PublishedRecipe
+
 _INFLIGHT = "triton_config.max_inflight"
 _FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set", "--disagg")
 """Options that only profile disagg has a use for."""
 _ENGINES_WITH_GPUS = ("tensorrt_llm", "vllm")
 _FOR_GPUS = (
     *("--gpu", "--gpus", "--precision", "--profile", "--trtllm", "--vllm", "--image"),
-    *("--isl", "--osl", "--concurrency", "--from-bench", "--slo"),
+    *("--isl", "--osl", "--concurrency", "--from-bench", "--from-recipe", "--slo"),
     *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--parallel", "--set"),
 )
 """Options that have no meaning without an engine that runs on GPUs."""
@@ -58,6 +62,8 @@ _FOR_ONE_ENGINE = {
 }
 _BRIEF = 200
 """Most characters of a typed text that a message repeats."""
+_MOST_RECIPE_BYTES = 2**20
+_FETCH_S = 30
 _DISTILLED = "a distilled model has the architecture of the Qwen or Llama it was made of, which is not served here"
 
 
@@ -86,13 +92,16 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     require_tools()
     if args.slo is not None and args.from_bench is None:
         raise OptionError("--slo: only with --from-bench FILE, the result of a benchmark")
+    published, measured = ({}, ()) if args.from_recipe is None else _take_recipe(args)
+    if args.variant is None:
+        raise OptionError("VARIANT is missing: name the model that is to be served")
     named = _named(args)
     _refuse_meaningless(args, named.variant)
     model = _model(args.model, named, args.precision)
     precision = _precision(args.precision, named, model, for_vllm=args.engine == "vllm")
     if args.gpu is None and _needs_gpu(named.variant, args.engine):
         raise OptionError(f"{named.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
-    release, vllm, container = _versions(args, named.variant)
+    release, vllm, container = _versions(args, _engine(named.variant, args.engine))
     if args.model and model and not is_path(model):
         if "/" in model and not variant_of_model(model):
             complain(f"note: {model} is not a folder here; the engine will take it for a Hugging Face name")
@@ -123,9 +132,95 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         backend_name=args.backend_name,
         model=model,
         allow_unpublished=args.allow_unpublished,
-        overrides=tuple(row for text in args.set for row in overrides(text)),
+        overrides=(*published.items(), *(row for text in args.set for row in overrides(text))),
+        measured=measured,
     )
     return request if args.from_bench is None or request.variant not in variants() else _as_measured(request, args)
+
+
+def _take_recipe(args: argparse.Namespace) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    """Give the values in the file of --from-recipe to the options that were not typed, and return its settings that
+    --set does not give, and the reasons of all.
+
+    Notes go to stderr: of what is left out, and where an option says something else. Raises OptionError for a file that
+    can't be read or is for another engine, and RefusedPlanError for one that holds no recipe.
+    """
+    from deepseek_triton_build.check import read_recipe
+
+    text = _recipe_text(args.from_recipe)
+    recipe = read_recipe(text, args.from_recipe, lambda engine: _versions(args, engine)[:2][engine == "vllm"])
+    if args.engine not in (None, recipe.engine):
+        raise OptionError(f"--engine {args.engine}: {recipe.name} is for {recipe.engine}; leave one of the two out")
+    if args.profile == DISAGGREGATED:
+        raise OptionError(f"--from-recipe: {recipe.name} is for one server; leave --profile {DISAGGREGATED} out")
+    if recipe.engine == "vllm":
+        args.engine = "vllm"
+    else:  # the file publishes its number of GPUs
+        args.allow_unpublished = args.allow_unpublished or recipe.options["gpus"] is not None
+    recipe.options = {name: value for name, value in recipe.options.items() if value is not None}
+    _take_model(args, recipe)
+    for name, value in tuple(recipe.options.items()):
+        typed = getattr(args, name)
+        if typed is None or (name == "pp" and typed == 1):
+            setattr(args, name, value)
+        elif str(typed).lower() != str(value).lower():
+            recipe.notes.append(f"{recipe.name}: {name} {value}; --{name} {typed} is taken")
+            del recipe.options[name]
+    rows = {key: _hashable(value, f"{recipe.name}: {key}") for key, value in recipe.settings.items()}
+    own = dict(row for text in args.set for row in overrides(text))
+    if args.mtp is not None and "mtp" not in recipe.options:
+        rows = {key: value for key, value in rows.items() if not key.startswith("speculative_config.")}
+    if args.kv_cache_dtype is not None:
+        own |= dict.fromkeys(("kv_cache_config.dtype", "kv_cache_dtype"), args.kv_cache_dtype)
+    for key in [key for key in own if key in rows]:
+        if (published := rows.pop(key)) != own[key]:
+            recipe.notes.append(f"{recipe.name}: {key} {short_repr(published)}; {short_repr(own[key])} is taken")
+    for note in recipe.notes:
+        complain(f"note: {printable_line(note)}")
+    return rows, tuple((name, f"from {recipe.name}") for name in (*(f"--{name}" for name in recipe.options), *rows))
+
+
+def _take_model(args: argparse.Namespace, recipe: PublishedRecipe) -> None:
+    """Take the checkpoint that the file names as VARIANT, unless another model or precision was typed."""
+    model = recipe.options.pop("variant", None)
+    if model is None:
+        return
+    known = variant_of_model(model)
+    is_other = args.variant is not None and args.variant.lower() not in (model.lower(), known and known[0].name)
+    if is_other or (known and args.precision and find_precision(args.precision) != known[1].precision):
+        args.variant = args.variant or (known[0].name if known else model)
+        typed = args.variant if is_other else f"--precision {args.precision}"
+        recipe.notes.append(f"{recipe.name}: model {model}; {typed} is taken")
+    else:
+        args.variant = model
+
+
+def _recipe_text(place: str) -> str:
+    """Return the text of a file, or of an address, which is asked once. Raises OptionError when it can't be read."""
+    import urllib.request
+    from http.client import HTTPException
+
+    from deepseek_triton_build.check import read_bytes
+
+    place, shown = place.partition("#")[0], f"--from-recipe {_brief(re.split('[?#]', place)[0])}"
+    # GitHub's own address of a file gives a page of HTML.
+    raw = re.sub(r"^https://github\.com/([^/]+/[^/]+)/blob/", r"https://raw.githubusercontent.com/\1/", place)
+    try:
+        if "://" not in place:
+            content = read_bytes(Path(place), _MOST_RECIPE_BYTES)
+        elif not raw.startswith("https://"):
+            raise ValueError("expected a path or an https:// address")
+        else:
+            with urllib.request.urlopen(raw, timeout=_FETCH_S) as answer:
+                if not answer.url.startswith("https://"):
+                    raise ValueError("it was sent on to an address without TLS")
+                content = answer.read(_MOST_RECIPE_BYTES + 1)
+        if content is not None and len(content) <= _MOST_RECIPE_BYTES:
+            return content.decode()
+    except (OSError, HTTPException, ValueError) as error:
+        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise OptionError(f"{shown}: can't be read: {printable_line(str(why))}") from error
+    raise OptionError(f"{shown}: expected a file of at most {_MOST_RECIPE_BYTES:,} bytes, found more")
 
 
 def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
@@ -149,7 +244,7 @@ def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
     if load.max_inflight is not None and all(not key.startswith(_INFLIGHT) for key, _ in request.overrides):
         changes["overrides"] = (*request.overrides, (_INFLIGHT, load.max_inflight))
         reasons[_INFLIGHT] = "measured: with more requests at once, the limits were not kept or nothing was tried"
-    return replace(request, **changes, measured=tuple(reasons.items()))
+    return replace(request, **changes, measured=(*request.measured, *reasons.items()))
 
 
 def _of_another(server: Mapping[str, Any], request: PlanRequest) -> str | None:
@@ -221,14 +316,14 @@ def _stamped_options(folder: Path) -> str:
     raise OptionError(f"{folder}: expected a folder that `deepseek-triton build` wrote; it has no {MANIFEST}")
 
 
-def _versions(args: argparse.Namespace, variant: str) -> tuple[str, str, str | None]:
+def _versions(args: argparse.Namespace, engine: str | None) -> tuple[str, str, str | None]:
     """Return the TensorRT-LLM release, the vLLM version and the month of the container. --image names the version of
     the engine that is used."""
     release = DEFAULT_RELEASE if args.trtllm is None else args.trtllm
     vllm = DEFAULT_VLLM if args.vllm is None else args.vllm
     if args.image is None:
         return release, vllm, None
-    if _engine(variant, args.engine) == "vllm":
+    if engine == "vllm":
         return release, vllm_for_container(args.image).version, container_month(args.image)
     return release_for_container(args.image).version, vllm, container_tag(args.image)
 

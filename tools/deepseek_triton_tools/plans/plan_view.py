@@ -226,7 +226,7 @@ def _headline(plan: Plan) -> list[str]:
         lines.append(f"profile {plan.profile.name}: {plan.profile.title}")
     if plan.recipe is not None:
         lines.append(f"recipe {plan.recipe.id}: {plan.recipe.source}")
-    return [*lines, *(why for _, why in plan.request.measured)]
+    return [*lines, *dict.fromkeys(why for _, why in plan.request.measured)]
 
 
 def engine_version(plan: Plan) -> str:
