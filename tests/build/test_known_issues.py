@@ -87,6 +87,8 @@ def test_an_entry_shows_for_its_case_and_not_for_the_neighbour():
     assert CASES.keys() == entries
     found = {name: (shown(case).get(name), shown(other).get(name)) for name, (case, _, other) in CASES.items()}
     assert found == {name: (severity, None) for name, (_, severity, _) in CASES.items()}
+    case, _, _ = CASES["vllm-fp8-sm120"]
+    assert shown(replace(case, environment={"VLLM_USE_DEEP_GEMM": "0"})) == {}
 
 
 def test_an_entry_names_what_a_deployment_has():

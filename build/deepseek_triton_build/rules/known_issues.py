@@ -95,7 +95,10 @@ def _fits(d: Deployment | VllmDeployment, path: str, wanted: Any) -> bool:
     if wanted == "set":
         return any(_lies_in(key, path) and value is not None for key, value in d.settings.items())
     value: Any = d
-    if hasattr(d, path.partition(".")[0]):
+    first, _, variable = path.partition(".")
+    if first == "environment":
+        value = d.environment.get(variable)
+    elif hasattr(d, first):
         for name in path.split("."):
             value = getattr(value, name, None)  # of an unknown GPU nothing is known
     else:
