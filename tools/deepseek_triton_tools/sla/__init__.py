@@ -1,7 +1,7 @@
-"""Planning to an SLA: the layout that serves most tokens within limits on TTFT and TPOT.
+"""Planning to an SLA: the layout that serves most tokens within limits on TTFT and TPOT, or a rate on the fewest GPUs.
 
 paces.py           layouts of a server, and how long their iterations take
--> fleets.py       which of them our rules and the memory allow, the fleets for the GPUs given, their times at a load
+-> fleets.py       which of them our rules and the memory allow, the fleets for the GPUs or the rate, and their times
 -> sla_plan.py     all of it, what `build` makes of the best, and what is shown
 """
 
