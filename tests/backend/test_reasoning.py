@@ -23,7 +23,7 @@ def expected(text, *, opened):
         return "", text
     text = text[tag.end() :]
     end = re.search(f"{CLOSING}[ \t\r\n]*|(?={'|'.join(BEGINNINGS)})", text)
-    return (text[: end.start()], text[end.end() :]) if end else (text, "")
+    return (text[: end.start()].rstrip("\n"), text[end.end() :]) if end else (text, "")
 
 
 def in_three(text):
@@ -36,7 +36,7 @@ CLOSED = [  # text, its reasoning, its answer
     ("", "", ""),
     ("Hello.", "", "Hello."),
     ("<think>Hm.</think>Hello.", "Hm.", "Hello."),
-    ("\n <think>\nHm.\n</think>\n\nHello.\n", "Hm.\n", "Hello.\n"),
+    ("\n <think>\nHm.\n</think>\n\nHello.\n", "Hm.", "Hello.\n"),
     ("<think>Hm.</think> \r\n\t", "Hm.", ""),
     ("<think>Hm.</think>\u3000Hello.", "Hm.", "\u3000Hello."),
     ("<thin", "", "<thin"),
@@ -48,8 +48,8 @@ CLOSED = [  # text, its reasoning, its answer
     ("<think>Hm.</thin", "Hm.</thin", ""),
     ("<think>a < b </ c <</think>d", "a < b </ c <", "d"),
     ("<think>", "", ""),
-    (f"<think>Hm.\n{CALLS_BEGIN}f", "Hm.\n", f"{CALLS_BEGIN}f"),
-    (f"<think>Hm.\n\n{DSML_BEGIN}\n</think>", "Hm.\n\n", f"{DSML_BEGIN}\n</think>"),
+    (f"<think>Hm.\n{CALLS_BEGIN}f", "Hm.", f"{CALLS_BEGIN}f"),
+    (f"<think>Hm.\n\n{DSML_BEGIN}\n</think>", "Hm.", f"{DSML_BEGIN}\n</think>"),
     (f"<think>Hm.</think>\n{CALLS_BEGIN}", "Hm.", CALLS_BEGIN),
     ("<think><｜tool▁calls", "<｜tool▁calls", ""),
     (f"<think><<｜tool▁{CALLS_BEGIN}", "<<｜tool▁", CALLS_BEGIN),
@@ -64,6 +64,7 @@ OPENED = [  # by the prompt, which leaves the closing to the output
     ("\n<think>Hm.</think>Hello.", "Hm.", "Hello."),
     ("Hm. <think> is a tag.</think>Hello.", "Hm. <think> is a tag.", "Hello."),
     ("Hm.</thi", "Hm.</thi", ""),
+    ("Hm.\n", "Hm.\n", ""),
     ("Hm.</think>a</think>b", "Hm.", "a</think>b"),
 ]
 

@@ -155,6 +155,14 @@ ANSWERS = {
     ),
     "dsml of V4": (dsml_block(dsml("a", {"x": "y"}), "tool_calls"), said("", ("a", '{"x": "y"}'))),
     "dsml of V4.1": (dsml_block(dsml("a", {"x": "y"}, " "), " calls"), said("", ("a", '{"x": "y"}'))),
+    "dsml of V4, whose first block is the last": (
+        f"{dsml_block(dsml('a', {}), 'tool_calls')} Done.\n{dsml_block(dsml('b', {}), 'tool_calls')}",
+        said("", ("a", "{}")),
+    ),
+    "dsml of V4, a string that is called JSON": (
+        dsml_block(dsml("a", {"x": 1}), "tool_calls").replace(">1<", ">Paris<"),
+        said("", ("a", '{"x": Paris}')),
+    ),
     "dsml without the outer tag": (dsml("a", {"x": "y"}), said("", ("a", '{"x": "y"}'))),
     "dsml, end tags inside a value": (
         dsml_block(dsml("a", {"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"})),
@@ -183,7 +191,7 @@ ANSWERS = {
     "cut before the end tag": (f"{CALLS}{CALL}a<｜tool▁sep｜>{PARIS}\n", said("", ("a", PARIS))),
     "dsml, cut in a value": (
         '<｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="true">y</｜DSML｜par',
-        said("", ("a", '{"x": "y</｜DSML｜par', True)),
+        said("", ("a", '{"x": "y', True)),
     ),
     "dsml, cut in a number": (
         '<｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="false">12',

@@ -8,7 +8,8 @@ V3.2 and later:      DSML, with a tag for each call and each argument
 
 Sources: the chat templates of DeepSeek-V3-0324, R1-0528 and V3.1, and encoding_dsv32.py of V3.2. DSML's outer tag is
 `function_calls` in V3.2, `tool_calls` in V4 (encoding_dsv4.py) and ` calls` in V4.1 (encoding.py), whose other tags
-have a space at the same place.
+have a space at the same place. What is behind V4's first block is dropped, and a value that is called JSON and is none
+stays as it is, as in deepseek-recipe 0.2.0.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ class ToolCallParser:
         self._step: Callable[[TagReader], None] = self._outside
         self._in_block = False
         self._after_tag = False
+        self._is_v4 = False
         self._plain = True
         self._calls = 0
         self._depth = 0
@@ -188,7 +190,7 @@ class ToolCallParser:
     def end(self) -> list[ParsedPiece]:
         """Return what was held back, at the end of the answer."""
         pieces = self._parse("", last=True)
-        if self._step == self._outside:
+        if self._step in (self._outside, self._past):
             return pieces
         self._pieces = []
         if self._scalar:
@@ -269,12 +271,15 @@ class ToolCallParser:
         if self._in_block and (tag := reader.takes(*CLOSINGS)):
             self._in_block = tag in (CALL_END, *DSML_CALL_END)
             self._after_tag = True
+            if self._is_v4 and not self._in_block:
+                self._step = self._past
             return True
         start, opening = reader.at, reader.takes(*OPENINGS)
         if opening == CALLS_BEGIN:
             reader.skip_white_space()
             opening = reader.takes(CALL_BEGIN)
         elif opening in DSML_CALLS_BEGIN:
+            self._is_v4 = opening != DSML_CALLS_BEGIN[0]
             reader.skip_white_space()
             opening = reader.takes(*DSML_CALL_BEGIN)
         if opening == CALL_BEGIN:
@@ -289,6 +294,10 @@ class ToolCallParser:
                 return True
         reader.at = start
         return False
+
+    def _past(self, reader: TagReader) -> None:
+        """Drop the rest of the answer."""
+        reader.at = len(reader.text)
 
     def _json_call_name(self, reader: TagReader) -> str | None:
         name = reader.take_until("<\n`{", limit=_LONGEST_NAME)
@@ -429,7 +438,7 @@ class ToolCallParser:
     def _json_value(self, reader: TagReader) -> None:
         """Pass a value that is JSON. A number or a word is held back up to its end, because it may be no JSON."""
         text, ended = self._value_text(reader)
-        if self._scalar is not None:
+        if self._scalar is not None and not self._is_v4:
             self._scalar += text
             if ended:
                 text = self._scalar
@@ -460,5 +469,8 @@ class ToolCallParser:
             if reader.ended or reader.sees(AFTER_PARAMETER):
                 reader.at = end
                 return "", True
+        if any(tag.startswith(reader.text[after_bracket - 1 :]) for tag in DSML_PARAMETER_END):
+            reader.at = len(reader.text)  # the answer was cut within the tag
+            return "", False
         reader.at = after_bracket
         return "<", False

@@ -118,7 +118,8 @@ class ReasoningSplitter:
     """Splits the text of one sequence. Not thread-safe.
 
     The result does not depend on how the text is cut into chunks. All of the text comes out except for the two tags,
-    white space before the opening tag, a newline after it, and white space after the closing tag.
+    white space before the opening tag, a newline after it, newlines before the closing tag or a call, and white space
+    after the closing tag.
     """
 
     def __init__(self, *, opened: bool) -> None:
@@ -178,12 +179,15 @@ class ReasoningSplitter:
         start = text.find("<")
         while start >= 0:
             rest = text[start:]
+            reasoning = text[:start].rstrip("\n")
             for tag in _ENDS:
                 if rest.startswith(tag):
                     self._part = _OutputPart.GAP if tag == CLOSING else _OutputPart.ANSWER
-                    return text[:start], rest.removeprefix(CLOSING)
+                    return reasoning, rest.removeprefix(CLOSING)
                 if tag.startswith(rest):
-                    self._held = rest
-                    return text[:start], ""
+                    self._held = text[len(reasoning) :]
+                    return reasoning, ""
             start = text.find("<", start + 1)
-        return text, ""
+        reasoning = text.rstrip("\n")
+        self._held = text[len(reasoning) :]
+        return reasoning, ""
