@@ -126,6 +126,7 @@ CHECKED = {
     f"trtllm-serve {R1} --tensor_parallel_size 8 --moe_expert_parallel_size 8": set(),
     f"cat > x.yml <<X\ntensor_parallel_size: 8\nmax_batch_size: 0\nX\ntrtllm-serve {R1} --config x.yml": {"S016:3"},
     f"cat > x.yml <<X\ntensor_parallel_size: $T\nX\ntrtllm-serve {R1} --config x.yml": {"tensor_parallel_size"},
+    f"cat > x.yml <<X\nspeculative_config: [$T]\nX\ntrtllm-serve {R1} {EIGHT} --config x.yml": {"speculative_config"},
     f"printf 'max_num_seq: 4' > x.yml\nvllm serve {R1} -tp 8 --config x.yml": {"S011:1"},
     f"trtllm-serve {R1} --tp_sizes 8 --ep_size 8": {"S022:1"},
     # Several servers

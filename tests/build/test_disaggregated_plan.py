@@ -52,12 +52,11 @@ def test_a_side_has_gpus_and_settings_of_its_own():
     assert (plan.context.canonical["stream_interval"], plan.generation.canonical["stream_interval"]) == (4, 2)
 
 
-SMALL_BUFFER, REUSE = (f"{TRANSCEIVER}.max_tokens_in_buffer", 512), ("kv_cache_config.enable_block_reuse", True)
+SMALL_BUFFER = (f"{TRANSCEIVER}.max_tokens_in_buffer", 512)
 REFUSED = [
-    ({"context": (("pipeline_parallel_size", 2),)}, "G005"),
+    ({"context": (("pipeline_parallel_size", 2),), "generation": (("enable_attention_dp", False),)}, "G005"),
     ({"generation": (("mtp", 1),)}, "G007"),
     ({"context": (SMALL_BUFFER,)}, "G009"),
-    ({"context": (REUSE,)}, "G010"),
     ({"num_context": 0, "num_generation": -1}, r"--context-servers 0: .*; --generation-servers -1: "),
     ({"both": replace(V3, engine="vllm")}, "leave --engine vllm out"),
     ({"both": replace(V3, release="0.21.0")}, r"server has TensorRT-LLM 0.21.0.*G001.*use 1.0.0 or newer"),

@@ -58,7 +58,9 @@ def servers(side, **changes):
 
 CLUSTER = {"disagg_cluster": {"cluster_uri": "http://localhost:8000"}, "context_servers": {}, "generation_servers": {}}
 EVENTS = {"kv_cache_config.event_buffer_max_size": 1024, REUSE: True}
-LONG = {"enable_chunked_prefill": False, "max_num_tokens": 65536, f"{TRANSCEIVER}.max_tokens_in_buffer": 65536}
+LENGTHS = ("max_num_tokens", "max_seq_len", f"{TRANSCEIVER}.max_tokens_in_buffer")
+LONG = {"enable_chunked_prefill": False, **dict.fromkeys(LENGTHS, 65536)}
+STAGES = {"pipeline_parallel_size": 2}
 TIMEOUT = f"{TRANSCEIVER}.kv_transfer_timeout_ms"
 
 PAIRS = {
@@ -66,14 +68,17 @@ PAIRS = {
     "G002": (pair(generation={f"{TRANSCEIVER}.backend": None}), pair(*[{f"{TRANSCEIVER}.backend": "NIXL"}] * 2)),
     "G003": (pair({"disable_overlap_scheduler": False}), pair(generation={"disable_overlap_scheduler": False})),
     "G004": (pair({"cuda_graph_config": {}}), pair(generation={"cuda_graph_config": {}})),
-    "G005": (pair({"pipeline_parallel_size": 2}), pair({"pipeline_parallel_size": 2}, release="1.1.0")),
+    "G005": (pair(STAGES), pair(STAGES, release="1.1.0")),
     "G006": (pair({"kv_cache_config.dtype": "fp8"}), pair(*[{"kv_cache_config.dtype": "fp8"}] * 2)),
     "G007": (
         pair({"speculative_config.decoding_type": "MTP", "speculative_config.num_nextn_predict_layers": 1}),
         pair(*[{"speculative_config.decoding_type": "MTP", "speculative_config.num_nextn_predict_layers": 1}] * 2),
     ),
     "G008": (pair(generation={"max_beam_width": 4}), pair(generation={"max_beam_width": 1})),
-    "G009": (pair({f"{TRANSCEIVER}.max_tokens_in_buffer": 512}), pair({"max_num_tokens": 1216})),
+    "G009": (
+        pair({f"{TRANSCEIVER}.max_tokens_in_buffer": 512}),
+        pair({"max_num_tokens": 8192, "max_seq_len": 1216}),  # two prompts an iteration
+    ),
     "G010": (pair({REUSE: True}), pair({REUSE: True}, release="1.1.0")),
     "G011": (pair(generation={"max_seq_len": 2048}), pair(generation={"max_seq_len": 8192})),
     "G012": (pair(*[LONG | {TIMEOUT: 60_000}] * 2), pair(*[LONG | {TIMEOUT: 600_000}] * 2)),
@@ -82,6 +87,7 @@ PAIRS = {
         pair(release="1.2.0"),
     ),
     "G013": (pair(generation={f"{TRANSCEIVER}.backend": "DEFAULT"}), pair(*[{f"{TRANSCEIVER}.backend": "NIXL"}] * 2)),
+    "G015": (pair(STAGES, {"enable_attention_dp": True}), pair(STAGES, {"enable_attention_dp": True}, "1.1.0")),
 }
 """Rule -> a pair that breaks it, and one that is near and does not."""
 
@@ -124,7 +130,7 @@ JOINED = {
 
 
 def test_every_rule_has_a_case():
-    assert sorted({*PAIRS, *JOINED}) == [rule.code for rule in PAIR_RULES]
+    assert sorted({*PAIRS, *JOINED}) == sorted(rule.code for rule in PAIR_RULES)
 
 
 def test_a_rule_finds_its_case():

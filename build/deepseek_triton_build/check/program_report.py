@@ -84,6 +84,7 @@ from deepseek_triton_build.text import first_names
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _YAML_NAME = re.compile(r"[\w.-]+\.ya?ml\b")
 _UNSEEN = re.compile(f"{UNKNOWN}[^{END}]*{END}")
+_ASCII_UNKNOWN = ascii(UNKNOWN)[1:-1]
 # What a script finds its own folder with.
 _OWN_FOLDER = re.compile(r"BASH_SOURCE|dirname|\$0|\bpwd\b|\$PWD|SLURM_SUBMIT_DIR")
 # Commands behind which a path is that of another machine, or of a container.
@@ -293,7 +294,7 @@ class _ProgramCheck(ModelCheck):
         if document is None or any(UNKNOWN in key for key in flat):
             return None
         self.findings += findings
-        self.unseen_keys = {key for key, value in flat.items() if UNKNOWN in str(value)}
+        self.unseen_keys = {key for key, value in flat.items() if _ASCII_UNKNOWN in ascii(value)}
         return replace(document, values=_without(document.values))
 
     def check_rules(self, document: Document | None, release: Release, model: str) -> None:
@@ -465,7 +466,7 @@ def _yaml_names(script: ShellScript) -> Iterator[re.Match[str]]:
 def _without(values: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the mapping without what the script alone does not say."""
     below = {key: _without(value) if isinstance(value, dict) else value for key, value in values.items()}
-    return {key: value for key, value in below.items() if UNKNOWN not in str(value) or isinstance(value, dict)}
+    return {key: value for key, value in below.items() if isinstance(value, dict) or _ASCII_UNKNOWN not in ascii(value)}
 
 
 def _divided(num_gpus: int | None, settings: Mapping[str, Any]) -> dict[str, int]:

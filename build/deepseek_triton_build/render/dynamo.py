@@ -145,9 +145,8 @@ def _refusals(worker: _Worker) -> Iterator[str]:
     if version in _BROKEN_EVENTS:
         yield f"--kv-routing: Dynamo {version} publishes no KV events (ai-dynamo/dynamo#5015); use another --dynamo"
     if not worker.plan.canonical.get("kv_cache_config.enable_block_reuse", True):
-        side, fix = ("plan", "add --set kv_cache_config.enable_block_reuse=true")
-        if worker.mode is not None:
-            side, fix = ("context server", "leave --kv-routing out (rule G010 is about block reuse there)")
+        side, option = ("plan", "--set") if worker.mode is None else ("context server", "--context-set")
+        fix = f"add {option} kv_cache_config.enable_block_reuse=true"
         yield f"--kv-routing: the {side} has block reuse off, and without it there are no KV events; {fix}"
 
 

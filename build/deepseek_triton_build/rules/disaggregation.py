@@ -80,7 +80,7 @@ def _overlap(pair: ServerPair) -> Iterator[Violation]:
         yield Violation(_on(CONTEXT, key), message, f"set {key}: true")
 
 
-@RULES.error("G004")
+@RULES.warning("G004")
 def _graphs(pair: ServerPair) -> Iterator[Violation]:
     if pair.context.has_cuda_graphs:
         message = "the context server captures CUDA graphs, which it never runs"
@@ -89,14 +89,23 @@ def _graphs(pair: ServerPair) -> Iterator[Violation]:
 
 @RULES.error("G005")
 def _pipeline(pair: ServerPair) -> Iterator[Violation]:
+    if not pair.generation.layout.attention_dp:
+        yield from _stages(pair, "tensor parallelism {} on the generation server, may hang")
+
+
+@RULES.warning("G015")
+def _pipeline_to_attention_dp(pair: ServerPair) -> Iterator[Violation]:
+    if pair.generation.layout.attention_dp:
+        yield from _stages(pair, "attention DP on {} ranks of the generation server: whether it hangs is not known")
+
+
+def _stages(pair: ServerPair, of: str) -> Iterator[Violation]:
+    """Find pipeline stages on the context server, with more than one rank `of` the generation server."""
     releases = [d.release for d in pair.sides.values() if d.release is not None]
-    if not any(not release.is_before("1.2.0") and release.is_before("1.3.0") for release in releases):
-        return
-    # The known issue names these two together.
+    is_known = any(not release.is_before("1.2.0") and release.is_before("1.3.0") for release in releases)
     stages, ranks = pair.context.pipeline_parallel_size, pair.generation.layout.tensor_parallel_size
-    if stages > 1 and ranks > 1:
-        message = f"{stages} pipeline stages on the context server, with tensor parallelism {ranks} on the generation "
-        message += "server, are known to hang"
+    if is_known and stages > 1 and ranks > 1:
+        message = f"{stages} pipeline stages on the context server, with {of.format(ranks)}"
         fix = "use tensor parallelism on the context server too"
         yield Violation(_on(CONTEXT, "pipeline_parallel_size"), message, fix)
 
@@ -154,8 +163,7 @@ def longest_prompt(d: Deployment) -> int | None:
     if d.get("enable_chunked_prefill"):
         return d.isl
     # Without chunks a prompt is computed in one iteration, so longer ones than isl are taken too.
-    limit: int | None = d.get("max_num_tokens")
-    return limit
+    return min(filter(None, (d.get("max_num_tokens"), d.get("max_seq_len"))), default=None)
 
 
 def buffer_tokens(prompt: int) -> int:
@@ -163,11 +171,12 @@ def buffer_tokens(prompt: int) -> int:
     return -(-prompt // 64) * 64
 
 
-@RULES.error("G010")
+@RULES.warning("G010")
 def _reuse(pair: ServerPair) -> Iterator[Violation]:
     d = pair.context
     if d.release is not None and not d.is_before("1.2.0") and d.get(_REUSE):
-        message = f"{_REUSE} on the context server of {d.release.version} loses blocks that are still to be sent"
+        message = f"{_REUSE} on the context server: a candidate of 1.2.0 lost blocks that were still to be sent, and "
+        message += f"whether {d.release.version} does is not known"
         yield Violation(_on(CONTEXT, _REUSE), message, f"set {_REUSE}: false")
 
 

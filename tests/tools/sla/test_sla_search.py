@@ -240,9 +240,9 @@ def test_a_search_that_finds_nothing_is_refused_with_the_nearest(capsys):
 
 @pytest.mark.slow
 def test_the_rules_about_both_sides_leave_pairs_out(search):
-    found = search(*PAIRED, "--set", "kv_cache_config.enable_block_reuse=true")
+    found = search(*PAIRED, "--set", "disable_overlap_scheduler=false")
     assert {fleet["context_servers"] for fleet in found["fleets"]} == {0}
-    assert "G010" in found["refused"]["TP8 EP8 context + TP8 EP8"]
+    assert "G003" in found["refused"]["TP8 EP8 context + TP8 EP8"]
 
 
 def environment(tmp_path, has_data):
