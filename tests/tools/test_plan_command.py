@@ -423,7 +423,7 @@ def test_the_image_chooses_the_vllm_version():
 @pytest.mark.slow
 def test_the_difference_to_a_folder_for_vllm(tmp_path):
     built = run_command("build", *VLLM, "--output", str(tmp_path / "r"))
-    assert "vLLM 0.24.0: nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" in built.stdout
+    assert "vLLM 0.27.1: nvcr.io/nvidia/tritonserver:26.08-vllm-python-py3" in built.stdout
     assert "nothing would change" in planned(*VLLM, "--diff", str(tmp_path / "r"))
     lines = planned(*VLLM, "--set", "enable_prefix_caching=false", "--diff", str(tmp_path / "r")).splitlines()
     assert {"  - enable_prefix_caching: true", "  + enable_prefix_caching: false"} <= set(lines)

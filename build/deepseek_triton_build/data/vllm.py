@@ -19,8 +19,8 @@ from deepseek_triton_build.data.releases import is_after
 VLLM_VERSIONS = ("0.24.0", "0.25.1", "0.27.1", "0.31.0", "0.33.0")
 """Versions with a record, old to new."""
 
-DEFAULT_VLLM = "0.24.0"
-"""The vLLM of Triton's container 26.07, the newest published."""
+DEFAULT_VLLM = "0.27.1"
+"""The vLLM of Triton's container 26.08, the newest whose vLLM is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

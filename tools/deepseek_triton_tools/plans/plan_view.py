@@ -230,7 +230,7 @@ def _headline(plan: Plan) -> list[str]:
 
 
 def engine_version(plan: Plan) -> str:
-    """Such as `TensorRT-LLM 1.2.1` or `vLLM 0.24.0`."""
+    """Such as `TensorRT-LLM 1.2.1` or `vLLM 0.27.1`."""
     record = plan.release or plan.vllm
     assert record is not None  # the plan is for GPUs
     return f"vLLM {record.version}" if plan.vllm else f"TensorRT-LLM {record.version}"
