@@ -38,8 +38,8 @@ class KnownIssue:
     source: str
     since: str = "0"
     """The first release that can have it."""
-    fixed: str = "999"
-    """The first release without it."""
+    until: str = "999"
+    """The first release for which it is not told."""
 
     def holds(self, d: Deployment | VllmDeployment) -> bool:
         """Tell whether all its conditions hold, as far as they are known.
@@ -61,7 +61,7 @@ def issues_of(d: Deployment | VllmDeployment) -> Iterator[tuple[Code, Violation]
     names others, so that nothing is known for this one."""
     engine, record = ("vllm", d.vllm) if isinstance(d, VllmDeployment) else ("tensorrt_llm", d.release)
     for name, issue in known_issues()[engine].items():
-        if record is None or record.is_before(issue.since) or not record.is_before(issue.fixed):
+        if record is None or record.is_before(issue.since) or not record.is_before(issue.until):
             continue
         with suppress(UnknownFactError):
             if issue.holds(d):
@@ -80,10 +80,10 @@ def issues_table() -> str:
     for engine, issues in known_issues().items():
         for name, issue in issues.items():
             seen = f"{_LIBRARIES[engine]} {', '.join(issue.seen)}"
-            fixed = "" if issue.fixed == "999" else f"; fixed in {issue.fixed}"
+            until = "" if issue.until == "999" else f"; told before {issue.until}"
             conditions = (f"{path}: {json.dumps(wanted)}".replace('"', "") for path, wanted in issue.when.items())
             where = "<br>".join(f"`{condition}`" for condition in conditions)
-            rows.append(f"| {name} | {seen}{fixed} | {where} | {issue.fault} | {issue.do} | {issue.source} |")
+            rows.append(f"| {name} | {seen}{until} | {where} | {issue.fault} | {issue.do} | {issue.source} |")
     return "\n".join(rows)
 
 
