@@ -63,8 +63,8 @@ def test_the_place_in_the_database_says_what_the_file_is_for(planned):
     document, settings, notes = planned(ENGINE + DRAFTS, name=DATABASE)
     assert [document[key] for key in ("variant", "precision", "gpu", "gpus")] == ["deepseek-r1-0528", "fp8", "h200", 8]
     assert document["workload"] == {"isl": 1024, "osl": 8192, "concurrency": 64}
-    keys = ("moe_expert_parallel_size", "max_num_tokens", "enable_attention_dp", "cuda_graph_config.batch_sizes")
-    assert values(settings, *keys) == [4, 1216, False, [1, 8, 64]]
+    keys = ("moe_expert_parallel_size", "max_num_tokens", "cuda_graph_config.batch_sizes")
+    assert values(settings, *keys, "enable_attention_dp") == [4, 1216, [1, 8, 64], False]
     reasons = {settings[key]["reason"].partition(" instead of ")[0] for key in keys}
     assert reasons == {"from deepseek-ai/DeepSeek-R1-0528/H200_SXM/1k8k_tp8_conc64.yaml"}
     # The newer name of the draft tokens, which the release at hand does not count.
@@ -76,11 +76,14 @@ def test_the_place_in_the_database_says_what_the_file_is_for(planned):
 R1 = ("deepseek-r1", "--gpu", "h200")
 TAKEN = [  # text of a YAML file, words, settings
     (ENGINE, R1, {"tensor_parallel_size": 8, "speculative_config.decoding_type": None}),
+    (ENGINE, (*R1, "--set", "enable_attention_dp=true"), {"enable_attention_dp": True}),
     (ENGINE, (*R1, "--mtp", "1"), {"speculative_config.num_nextn_predict_layers": 1}),
     (ENGINE + DRAFTS, (*R1, "--mtp", "0"), {"speculative_config.decoding_type": None}),
     (ENGINE, (*R1, "--set", "max_num_tokens=2048"), {"max_num_tokens": 2048, "moe_expert_parallel_size": 4}),
     (ENGINE, (*R1, "--set", "cuda_graph_config.max_batch_size=8"), {"cuda_graph_config.batch_sizes": None}),
     ("model: deepseek-ai/DeepSeek-V3\ntp_size: 8\n", ("--gpu", "h200"), {"model": "deepseek-ai/DeepSeek-V3"}),
+    ("model: nvidia/DeepSeek-R1-FP4-v2\n", ("r1", "--gpu", "b200"), {"model": "nvidia/DeepSeek-R1-FP4-v2"}),
+    ("model: nvidia/DeepSeek-R1-FP4\n", ("--gpu", "b200", "--precision", "fp8"), {"model": "deepseek-ai/DeepSeek-R1"}),
     ("kv_cache_free_gpu_memory_fraction: 0.6\n", R1, {"kv_cache_config.free_gpu_memory_fraction": 0.6}),
     ("cuda_graph_config: null\n", R1, {"cuda_graph_config": None, "cuda_graph_config.enable_padding": None}),
     (ENGINE, (*R1, "--trtllm", "0.21.0"), {"cuda_graph_batch_sizes": [1, 8, 64]}),
@@ -95,8 +98,8 @@ def test_a_file_gives_settings_and_the_command_line_goes_before(planned):
 
 
 NOTES = [  # text, words, a part of the note, and the line of the file in it
-    ("nonsense_key: 1\n", R1, "nonsense_key is not", 1),
-    ("a: 1\nmax_num_tokens: many\n", R1, "max_num_tokens: expected", 2),
+    ("nonsense_key: 1\nstream_interval: 4\n", R1, "nonsense_key is not", 1),
+    ("stream_interval: 4\nmax_num_tokens: many\n", R1, "max_num_tokens: expected", 2),
     ("kv_cache_free_gpu_memory_fraction: 0.6\n", R1, "taken as that", 1),
     ("backend: tensorrt\n", R1, "pytorch only", None),
     ("cuda_graph_config: {}\n", R1, "nothing is in it", None),
@@ -154,6 +157,7 @@ REFUSED = [  # text, file's name, words, a part of the line
     ("model: Qwen/Qwen3-8B\n", "mine.yaml", ("--gpu", "h200"), "unknown Hugging Face name 'Qwen/Qwen3-8B'"),
     ("a: [\n", "mine.yaml", R1, "mine.yaml: not YAML"),
     ("- a\n", "mine.yaml", R1, "expected a mapping"),
+    ("server_configs: [1]\n", "mine.yaml", R1, "found none that TensorRT-LLM"),
     ("moe_config: {backend: DEEPGEMM}\n", "mine.yaml", (*R1, "--precision", "w4a8"), "M002"),
     ("x" * (2**20 + 1), "mine.yaml", R1, "1,048,576 bytes"),
     (PAGE, "r1.md", ("--gpu", "h200"), "r1.md#L9 (deepseek-ai/DeepSeek-R1 -tp 8"),

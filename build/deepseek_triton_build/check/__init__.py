@@ -16,7 +16,7 @@ from deepseek_triton_build.check.documents import is_inside, read_bytes, read_ya
 from deepseek_triton_build.check.finding import CheckedModel, Report, find_code, rules_page
 from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions
-from deepseek_triton_build.check.published_recipe import PublishedRecipe, read_recipe
+from deepseek_triton_build.check.published_recipe import read_recipe
 from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, read_header
 from deepseek_triton_build.check.scripts import served_model
@@ -39,7 +39,6 @@ __all__ = [
     "Header",
     "HeaderEntry",
     "HeaderError",
-    "PublishedRecipe",
     "Report",
     "Stamp",
     "check_repository",

@@ -90,6 +90,8 @@ def _of_configuration(text: str, name: str, in_name: dict[str, Any], version: st
     moved = tuple(f"{finding.key}." for finding in arguments.findings if finding.code == MOVED_KEY.code)
     meant = {key: value for key, value in arguments.meant.items() if f"{arguments.places[key]}.".startswith(moved)}
     settings = recipe.settings = meant | spelling.canonical(arguments.settings, version)
+    if not settings:
+        raise RefusedPlanError(f"{name}: expected LLM arguments, found none that TensorRT-LLM {version} has")
     ranks, stages = settings.pop("tensor_parallel_size", None), settings.pop("pipeline_parallel_size", 1)
     if settings.get("backend", "pytorch") != "pytorch":
         recipe.drop("backend", "DeepSeek runs on pytorch only")
@@ -108,8 +110,6 @@ def _of_configuration(text: str, name: str, in_name: dict[str, Any], version: st
         "concurrency": numbers.get("concurrency"),
         "mtp": settings.get(_DRAFTS, 0),
     }
-    # What a whole configuration leaves out is off, as the engine has it. All sizes depend on this and on MTP.
-    settings.setdefault("enable_attention_dp", False)
     recipe.drop("trust_remote_code", _NO_CODE)
     for key in [key for key, value in settings.items() if value == {}]:
         recipe.drop(key, "nothing is in it")

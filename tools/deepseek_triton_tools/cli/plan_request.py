@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from deepseek_triton_build import DISAGGREGATED, DisaggregatedRequest, Plan, PlanRequest, Workload, make_plan
 from deepseek_triton_build.catalog import (
@@ -43,9 +43,6 @@ from deepseek_triton_tools.cli.plan_options import add_plan_options, preset_or_f
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
-if TYPE_CHECKING:
-    from deepseek_triton_build.check import PublishedRecipe
-
 _INFLIGHT = "triton_config.max_inflight"
 _FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set", "--disagg")
 """Options that only profile disagg has a use for."""
@@ -62,6 +59,7 @@ _FOR_ONE_ENGINE = {
 }
 _BRIEF = 200
 """Most characters of a typed text that a message repeats."""
+_ATTENTION_DP = "enable_attention_dp"
 _MOST_RECIPE_BYTES = 2**20
 _FETCH_S = 30
 _DISTILLED = "a distilled model has the architecture of the Qwen or Llama it was made of, which is not served here"
@@ -157,8 +155,10 @@ def _take_recipe(args: argparse.Namespace) -> tuple[dict[str, Any], tuple[tuple[
         args.engine = "vllm"
     else:  # the file publishes its number of GPUs
         args.allow_unpublished = args.allow_unpublished or recipe.options["gpus"] is not None
+    model = recipe.options.pop("variant")
+    if model is not None and (instead := _instead(args, model)):
+        recipe.notes.append(f"{recipe.name}: model {model}; {instead} is taken")
     recipe.options = {name: value for name, value in recipe.options.items() if value is not None}
-    _take_model(args, recipe)
     for name, value in tuple(recipe.options.items()):
         typed = getattr(args, name)
         if typed is None or (name == "pp" and typed == 1):
@@ -177,22 +177,21 @@ def _take_recipe(args: argparse.Namespace) -> tuple[dict[str, Any], tuple[tuple[
             recipe.notes.append(f"{recipe.name}: {key} {short_repr(published)}; {short_repr(own[key])} is taken")
     for note in recipe.notes:
         complain(f"note: {printable_line(note)}")
-    return rows, tuple((name, f"from {recipe.name}") for name in (*(f"--{name}" for name in recipe.options), *rows))
+    reasons = dict.fromkeys([*(f"--{name}" for name in recipe.options), *rows], f"from {recipe.name}")
+    if recipe.engine == "tensorrt_llm" and _ATTENTION_DP not in {**rows, **own}:
+        # A whole configuration has it if it is on, and all sizes depend on it.
+        rows[_ATTENTION_DP], reasons[_ATTENTION_DP] = False, f"off: {recipe.name} leaves it out"
+    return rows, tuple(reasons.items())
 
 
-def _take_model(args: argparse.Namespace, recipe: PublishedRecipe) -> None:
-    """Take the checkpoint that the file names as VARIANT, unless another model or precision was typed."""
-    model = recipe.options.pop("variant", None)
-    if model is None:
-        return
+def _instead(args: argparse.Namespace, model: str) -> str | None:
+    """Take `model` as VARIANT, or return what was typed instead of it: another model, or another precision."""
     known = variant_of_model(model)
-    is_other = args.variant is not None and args.variant.lower() not in (model.lower(), known and known[0].name)
-    if is_other or (known and args.precision and find_precision(args.precision) != known[1].precision):
-        args.variant = args.variant or (known[0].name if known else model)
-        typed = args.variant if is_other else f"--precision {args.precision}"
-        recipe.notes.append(f"{recipe.name}: model {model}; {typed} is taken")
-    else:
-        args.variant = model
+    if args.variant not in (None, model) and full_name(args.variant) != (known and known[0].name):
+        return str(args.variant)
+    is_other = known is not None and args.precision and find_precision(args.precision) != known[1].precision
+    args.variant = known[0].name if known and is_other else model
+    return f"--precision {args.precision}" if is_other else None
 
 
 def _recipe_text(place: str) -> str:
