@@ -181,15 +181,16 @@ def test_commands_change_what_is_sent(pipe, model_server):
     """/thinking leaves the template's other arguments."""
     lines = ["/system Be brief.", "/params temperature=0.5", "/params stop=x", "/thinking on", "hi", "/params stop="]
     argv = ["--chat-template-kwargs", '{"tools": []}']
-    assert pipe(*lines, "/system -", "/thinking off", "there", argv=argv) == (0, "HI\nTHERE\n", "")
+    assert pipe(*lines, "/system -", "/thinking off", "there", "/thinking max", "!", argv=argv)[0] == 0
 
-    first, second = model_server.bodies
+    first, second, third = model_server.bodies
     assert conversation_of(first) == [("system", "Be brief."), ("user", "hi")]
     assert (first["sampling_param_temperature"], first["sampling_param_stop"]) == (0.5, "x")
     assert json.loads(first["chat_template_kwargs"]) == {"tools": [], "thinking": True}
     assert conversation_of(second) == [("user", "hi"), ("assistant", "HI"), ("user", "there")]
     assert "sampling_param_stop" not in second
     assert json.loads(second["chat_template_kwargs"]) == {"tools": [], "thinking": False}
+    assert json.loads(third["chat_template_kwargs"]) == {"tools": [], "reasoning_effort": "max"}
 
 
 def test_turns_can_be_taken_back_and_asked_again(pipe, model_server):
@@ -204,7 +205,7 @@ WRONG_COMMANDS = {
     "/hepl": "no command /hepl; did you mean /help?",
     "/retry": "there is nothing to ask again",
     "/undo": "there is nothing to take back",
-    "/thinking maybe": "expected /thinking on or /thinking off",
+    "/thinking": "expected /thinking on, /thinking off or an effort",
     "/params temprature=1": "unknown field 'temprature'; did you mean 'temperature'?",
     "/params temperature=hot": "temperature: expected a number",
     "/params n=2": "a chat has one answer to each turn",

@@ -24,7 +24,7 @@ from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 _COMMANDS = """\
 /system TEXT       what the model is told first; /system - takes it back, /system alone shows it
-/thinking on|off   have the model reason first, where its chat template can do both
+/thinking on|off   have the model reason first, where it can do both; V4 also takes an effort, such as max
 /params NAME=VALUE set a sampling field; NAME= takes it back, /params alone shows them
 /retry             ask the last thing again
 /undo              take back the last thing said and its answer
@@ -115,11 +115,15 @@ class Chat:
                     conversation.set_system(None if argument == "-" else argument)
                 return f"system: {conversation.system or 'nothing'}"
             case "/thinking":
-                if argument not in ("on", "off"):
-                    raise ToolError("expected /thinking on or /thinking off")
+                if not argument:
+                    raise ToolError("expected /thinking on, /thinking off or an effort, such as /thinking max")
                 kwargs = json.loads(str(conversation.params.chat_template_kwargs or "{}"))
-                fields = {"chat_template_kwargs": {**kwargs, "thinking": argument == "on"}}
-                conversation.params = conversation.params.merged(fields)
+                if argument in ("on", "off"):
+                    kwargs["thinking"] = argument == "on"
+                else:  # a switch would win over it
+                    kwargs.pop("thinking", None)
+                    kwargs["reasoning_effort"] = int(argument) if argument.isdecimal() else argument
+                conversation.params = conversation.params.merged({"chat_template_kwargs": kwargs})
                 return f"thinking: {argument}"
             case "/params":
                 conversation.params = _checked(
