@@ -11,10 +11,11 @@ BuildError
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from deepseek_triton_build.text import nearest_name
 
 
 class BuildError(Exception):
@@ -52,7 +53,8 @@ def _likely_meant(name: str, known: Iterable[str]) -> list[str]:
     holding = holding or [entry for entry in known if entry in words]
     # A name with other numbers means another thing and is no typing error: v3 is not a misspelt r1.
     alike = [entry for entry in known if _numbers(entry) == _numbers(name)]
-    return holding or difflib.get_close_matches(name, alike, n=1)
+    near = nearest_name(name, alike)
+    return holding or ([near] if near else [])
 
 
 def _numbers(name: str) -> list[int]:

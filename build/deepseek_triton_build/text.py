@@ -26,6 +26,10 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
 _LONGEST_YAML = 400
 # Values in a YAML text, those of its aliases counted each time: a few lines of them can stand for any number.
 _MOST_VALUES = 100_000
+_WORD = re.compile(r"0*([^\W_]+)")  # 26.7 is 26.07
+# From 0 to 1, as difflib counts it: the least that is a misspelling, of a name and of each of its words. Two exchanged
+# letters leave more of a word of three.
+_LIKENESS = 0.65
 _VALUE = re.compile(r"@@\{(\w+)\}")
 _DIRECTIVE = re.compile(r"(?P<indent> *)#(?P<verb>if|else|end|include)\b *(?P<negated>not )?(?P<name>[\w.-]*)")
 _CONSTANTS = {True: "true", False: "false", None: "null"}
@@ -211,14 +215,28 @@ def first_names(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def nearest_name(name: Any, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+def nearest_name(name: Any, known: Iterable[str], *, lacks_some: bool = False) -> str | None:
     """Return the known name that `name` may be a misspelling of, upper and lower case apart; None when none is near.
 
-    :param likeness: from 0 to 1, as difflib counts it: the least that is near.
+    :param lacks_some: whether there are names that `known` lacks. One with a word more or less, or only begun, is then
+        another name.
     """
-    by_lower = {entry.lower(): entry for entry in known}
-    near = difflib.get_close_matches(str(name).lower()[:100], by_lower, n=1, cutoff=likeness)
-    return by_lower[near[0]] if near else None
+    given, by_lower = str(name).lower()[:100], {entry.lower(): entry for entry in known}
+    near = difflib.get_close_matches(given, by_lower, n=max(1, len(by_lower)), cutoff=_LIKENESS)
+    return next((by_lower[entry] for entry in near if _has_alike_words(given, entry, lacks_some)), None)
+
+
+def _has_alike_words(name: str, other: str, lacks_some: bool) -> bool:
+    """Tell whether each word of the one is like one of the other. Endings such as _config make any two names alike."""
+    fewer, more = sorted((_WORD.findall(name), _WORD.findall(other)), key=len)
+    if lacks_some and len(fewer) < len(more) and abs(sum(map(len, fewer)) - sum(map(len, more))) > 1:
+        return False
+    return all(
+        word in more
+        or (len(word) > 2 and difflib.get_close_matches(word, more, n=1, cutoff=_LIKENESS))
+        or (not lacks_some and any(one.startswith(word) or word.startswith(one) for one in more))
+        for word in fewer
+    )
 
 
 class _Template(string.Template):

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# The dashes alone make any two options somewhat alike.
-_ALIKE = 0.7
-
 
 class ToolError(Exception):
     """Base of all of them. `exit_code` is what the command line returns."""
@@ -51,7 +48,7 @@ class ServerFailedError(ToolError):
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """Ask at the end of a message whether one of `names` was meant: "; did you mean X?". Empty where none is alike."""
-    import difflib  # here, because only mistakes need it
+    from deepseek_triton_build.text import nearest_name  # here, because only mistakes need it
 
-    alike = difflib.get_close_matches(name, list(names), n=1, cutoff=_ALIKE)
-    return f"; did you mean {alike[0]}?" if alike else ""
+    near = nearest_name(name, names)
+    return f"; did you mean {near}?" if near else ""

@@ -31,8 +31,6 @@ _OTHER_FLAGS = (
     *("--dataset", "--dataset_path", "--num_requests", "--concurrency", "--streaming", "--apply_chat_template"),
     *("--use_cuda_graph", "--use_one_model", "--prompt"),
 )
-# Likeness from which a flag that is not recorded counts as a misspelled one. Few flags of a program are recorded.
-_NEAR = 0.8
 _HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _POWERS = "kmgt"
 # `-O3`: a level of optimization.
@@ -128,7 +126,7 @@ def read_flags(script: ShellScript, program: Program) -> ProgramFlags:
             problem = None if value is None else value_problem(value, bounded_type(key, argument.type))
             flags.set(flag, key, value, problem)
         elif flag.name not in _OTHER_FLAGS:
-            if near := nearest_name(flag.name, [*program.meanings, *_OTHER_FLAGS], likeness=_NEAR):
+            if near := nearest_name(flag.name, [*program.meanings, *_OTHER_FLAGS], lacks_some=True):
                 message = f"{flag.name} is not a flag of {program.name}"
                 flags.add(codes.WRONG_FLAG, message, f"did you mean {near}?", flag.line)
                 flags.unknown.add(program.meanings[near][0] if near in program.meanings else near)

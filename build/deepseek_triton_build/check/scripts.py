@@ -16,7 +16,7 @@ from deepseek_triton_build.check.script_lines import TOKEN, mended_lines, unquot
 from deepseek_triton_build.check.shell import MOST_STATES, STARTING_NOTHING, Command, read_commands
 from deepseek_triton_build.check.shell_words import Variable, Word, Written, base_name
 from deepseek_triton_build.data import spelling
-from deepseek_triton_build.data.known_variables import NEAR, known_variables, nearest_variable
+from deepseek_triton_build.data.known_variables import known_variables, nearest_variable
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.render import trtllm_commands
 from deepseek_triton_build.rules.finding import Finding
@@ -409,7 +409,7 @@ def vllm_variable_problems(
             fix = f"{write(replaced.by, value)}, and remove the variable"
         elif replaced is not None:
             message, fix = f"{message}: {replaced.why}", "remove it"
-        elif near := nearest_name(name, version.environment, likeness=NEAR):
+        elif near := nearest_name(name, version.environment, lacks_some=True):
             code, fix = codes.MISSPELLED_VARIABLE, f"did you mean {near}?"
         else:
             fix = "remove it, or use a version of vLLM that reads it"

@@ -10,12 +10,6 @@ from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.planned_settings import is_engine_variable
 from deepseek_triton_build.text import nearest_name
 
-NEAR = 0.92
-"""Likeness from which an unknown name counts as a misspelled one, in a list that lacks many."""
-# In a list that has what operators set.
-_NEAR_IN_LIBRARY = 0.75
-# Of a name whose beginning is wrong, such as NCLL_DEBUG.
-_NEAR_BY_BEGINNING = 0.85
 # List in environment_variables.yaml -> an expression that its values fit, and the same in words.
 _KINDS = {
     "switches": ("[01]", "0 or 1"),
@@ -46,12 +40,12 @@ def nearest_variable(name: str) -> str | None:
     starts = tuple(table["libraries"])
     if name.startswith(starts):
         own = [entry for entry in known if entry.partition("_")[0] == name.partition("_")[0]]
-        return nearest_name(name, own, likeness=_NEAR_IN_LIBRARY)
+        return nearest_name(name, own, lacks_some=True)
     # UCC_TLS is no misspelled UCX_TLS, and other makers have RCCL_, HCCL_ and so on.
     may_begin_wrong = not is_engine_variable(name) and not re.match("[A-Z]CCL_", name)
-    near = nearest_name(name, filter(lambda entry: entry.startswith(starts), known), likeness=_NEAR_BY_BEGINNING)
+    near = nearest_name(name, filter(lambda entry: entry.startswith(starts), known), lacks_some=True)
     if near and may_begin_wrong:
         return near
     # Those in mixed case are Open MPI's, which has many more: ..._if_exclude is no misspelled ..._if_include.
     others = (entry for entry in known if entry.isupper() and not entry.startswith(starts))
-    return nearest_name(name, others, likeness=NEAR)
+    return nearest_name(name, others, lacks_some=True)

@@ -6,7 +6,6 @@ The backend and the tests read the same records: the generator writes the target
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.own_files import load_yaml, read_data
+from deepseek_triton_build.text import nearest_name
 
 RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
 """Releases that repositories are generated for, newest first."""
@@ -133,8 +133,8 @@ class Release:
         found = self.find_key(key)
         if found is not None:
             return found
-        nearest = difflib.get_close_matches(key, self.keys(), n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        near = nearest_name(key, self.keys())
+        hint = f"; did you mean {near}?" if near else ""
         known = "" if self.is_settled(key) else "known to be "
         raise RefusedPlanError(f"{key} is not {known}an LLM argument of TensorRT-LLM {self.version}{hint}")
 

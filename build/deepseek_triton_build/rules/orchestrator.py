@@ -19,8 +19,6 @@ CONFIG_NAME = "disagg_config.yaml"
 SCRIPT_NAME = "orchestrator.sh"
 _DEFAULT_PORT, _DEFAULT_HOST = 8000, "localhost"
 _THIS_MACHINE = ("localhost", "127.0.0.1", "0.0.0.0")
-# Likeness from which a key that the servers would inherit counts as a misspelled one of the orchestrator's.
-_NEAR = 0.85
 DEFAULT_TIMEOUT_S = 180
 """Seconds that trtllm-serve waits for its servers to start, and for a request, unless -t and -r say more."""
 KV_AWARE = "kv_cache_aware"
@@ -114,7 +112,7 @@ class Orchestrator:
         for path, value in {"": self.config, **sections}.items():
             known = _SERVER_KEYS if path else _OWN_KEYS
             for key in value.keys() - {*known}:
-                near = nearest_name(key, known, likeness=_NEAR)
+                near = nearest_name(key, known, lacks_some=True)
                 if near is not None and load_release(CANONICAL_RELEASE).find_key(str(key)) is None:
                     found[f"{path}{key}"] = f"{path}{near}"
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import random
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from deepseek_triton_build.text import nearest_name
 from deepseek_triton_client import InvalidRequest, SamplingParams
 from deepseek_triton_tools.bench.random_prompts import RandomConversations, TokenCounter, random_ids
 from deepseek_triton_tools.bench.workload import BenchRequest, Conversation, DatasetOptions
@@ -39,7 +39,6 @@ _OUTPUTS = ("output_tokens", "output_length", "max_tokens")
 _MEANT_FOR_OTHERS = ("task_id", "id", "request_id", "model", "stream", "streaming")
 _KEYS = (*_PROMPTS, *_OUTPUTS, "timestamp", "hash_ids")
 _SAMPLING = tuple(field.name for field in fields(SamplingParams))
-_ALIKE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +150,9 @@ def _fields(row: dict[str, Any]) -> Mapping[str, Any] | None:
     left = {name: value for name, value in row.items() if name not in _MEANT_FOR_OTHERS}
     # The client's own hint, which this one precedes, knows sampling fields only.
     for name in left.keys() - set(_SAMPLING):
-        meant = difflib.get_close_matches(name, (*_KEYS, *_SAMPLING), n=1, cutoff=_ALIKE)
-        if meant and meant[0] in _KEYS:
-            raise ToolError(f"unknown {name!r}; did you mean {meant[0]!r}?")
+        meant = nearest_name(name, (*_KEYS, *_SAMPLING))
+        if meant in _KEYS:
+            raise ToolError(f"unknown {name!r}; did you mean {meant!r}?")
     try:
         SamplingParams().merged(left)
     except InvalidRequest as error:

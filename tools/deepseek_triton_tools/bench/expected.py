@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun, MetricSummary, Slo, from_document
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.terminal.tables import Table
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 if TYPE_CHECKING:  # `bench --help` lists presets, and the generator takes longer than the rest of it
     from deepseek_triton_build import Plan, Workload
@@ -87,9 +86,8 @@ def preset(name: str) -> BenchPreset:
     """:raises ToolError: for an unknown name; it names all."""
     if name in presets():
         return presets()[name]
-    near = difflib.get_close_matches(name, presets(), n=1)
-    known = f"did you mean {near[0]}?" if near else f"there are {', '.join(presets())}"
-    raise ToolError(f"--preset {name}: there is none of this name; {known}", exit_code=2)
+    known = nearest(name, presets()) or f"; there are {', '.join(presets())}"
+    raise ToolError(f"--preset {name}: there is none of this name{known}", exit_code=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import math
 import os
@@ -37,7 +36,7 @@ from deepseek_triton_build.catalog import (
     variants,
     vllm_for_container,
 )
-from deepseek_triton_build.text import UNREADABLE_YAML, is_path, printable_line, short_repr
+from deepseek_triton_build.text import UNREADABLE_YAML, is_path, nearest_name, printable_line, short_repr
 from deepseek_triton_tools.cli.parsing import VerbParser, require_tools
 from deepseek_triton_tools.cli.plan_options import add_plan_options, preset_or_file
 from deepseek_triton_tools.terminal.output_streams import complain
@@ -451,8 +450,8 @@ def _named(args: argparse.Namespace) -> _Named:
         known = f"known so far: {', '.join(models)}"
         if _is_distilled(given):
             raise OptionError(f"{given}: {_DISTILLED}; {known}")
-        nearest = difflib.get_close_matches(given, models, n=1)
-        known = f"did you mean {nearest[0]}? {known}" if nearest else known
+        near = nearest_name(given, models)
+        known = f"did you mean {near}? {known}" if near else known
         copy = "; a copy of one of them under another name is given as --model beside its variant"
         hint = how_to_plan(given) or known + copy * ("deepseek" in given.lower())
         raise OptionError(f"unknown Hugging Face name {_brief(given)!r}: {hint}")
