@@ -123,10 +123,11 @@ def test_check_reads_the_engines_files_of_a_graph(tmp_path):
         assert report.models
         assert [finding for finding in report.findings if finding.severity == "error"] == []
     text = (tmp_path / "dynamo.yaml").read_text().replace("max_num_tokens:", "max_nun_tokens:", 1)
-    (tmp_path / "dynamo.yaml").write_text(text)
-    errors = [finding for finding in check_repository(tmp_path).findings if finding.severity == "error"]
     line = text.splitlines().index(next(one for one in text.splitlines() if "max_nun_tokens" in one)) + 1
-    assert [(one.code, one.file, one.line) for one in errors] == [("S011", "dynamo.yaml", line)]
+    for name, checked in (("dynamo.yaml", tmp_path), ("deploy.yaml", tmp_path / "deploy.yaml")):
+        (tmp_path / name).write_text(text)
+        errors = [finding for finding in check_repository(checked).findings if finding.severity == "error"]
+        assert [(one.code, one.file, one.line) for one in errors] == [("S011", name, line)]
 
 
 @pytest.mark.slow  # the others below validate a form of either API version

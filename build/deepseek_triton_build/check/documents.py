@@ -266,10 +266,13 @@ def _refused(problem: str, where: Any) -> yaml.YAMLError:
 
 
 def _broken(error: yaml.YAMLError, text: str, file: str) -> Finding:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if getattr(error, "context", None) == "expected a single document in the stream":
+        message, fix = "expected one YAML document, found several (---)", "write each into a file of its own"
+        return codes.BROKEN.finding(message, fix, file=file, line=mark and mark.line + 1)
     fault = faulty_line(text) if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None else None
     if fault is not None and not isinstance(error, yaml.constructor.ConstructorError):
         return codes.BROKEN.finding(f"not YAML: {fault.message}", fault.fix, file=file, line=fault.line)
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     position = getattr(error, "position", None)
     line = None
     if mark is not None:

@@ -21,7 +21,7 @@ from deepseek_triton_build.text import short_repr
 
 PARAMETER = "gpu_device_ids"
 KIND_CPU = "KIND_CPU"
-TRTLLM_RANKS = "tensor x pipeline parallelism"
+TRTLLM_RANKS = "tensor x pipeline x context parallelism"
 VLLM_RANKS = "tensor x pipeline x data parallelism"
 LAUNCHER = "trtllm-llmapi-launch"
 _TOOLS = ("mpirun", "mpiexec", "orterun", "srun")
@@ -37,7 +37,7 @@ _LEAST_LIMITS: Mapping[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seq
 def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | None) -> Iterator[Finding]:
     """Find wrong kinds of instances, and instances whose GPUs are missing, shared, too few or too many.
 
-    :param num_ranks: tensor x pipeline parallelism; None when model.yaml gives no valid numbers.
+    :param num_ranks: tensor x pipeline x context parallelism; None when model.yaml gives no valid numbers.
     :param num_gpus: the GPUs of one instance, when the user or the stamp says so.
     """
     yield from check_kinds(config, KIND_CPU)

@@ -243,7 +243,7 @@ class _Model(ModelCheck):
         self.findings += arguments.findings
         self.findings += check_triton_config(document, release.find_key, is_ours=self.is_ours)
         self.find_model(document)
-        self.num_ranks = _num_ranks(document, {**arguments.meant, **arguments.settings})
+        self.num_ranks = _num_ranks(document, {**arguments.meant, **arguments.settings}, "context_parallel_size")
         if is_embedded:
             return
         self.findings += unsure

@@ -365,7 +365,7 @@ class _ProgramCheck(ModelCheck):
 
     def check_ranks(self, deployment: Deployment) -> None:
         """Compare the ranks with the GPUs, and with those that are started, where they are known."""
-        ranks = deployment.settings.get(_SIZES[0], 1)
+        ranks = deployment.settings.get(_SIZES[0], 1) * deployment.context_parallel_size
         if _SIZES[0] in deployment.unknown:
             return
         stages = deployment.settings.get(_SIZES[1], 1)
@@ -471,10 +471,13 @@ def _without(values: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _divided(num_gpus: int | None, settings: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes that follow from the number of GPUs: tensor parallelism alone, unless the file says more."""
-    ranks = settings.get("tensor_parallel_size", num_gpus)
-    if num_gpus is None or not isinstance(ranks, int) or num_gpus % ranks:
+    if num_gpus is None:
         return {}
-    return {"tensor_parallel_size": ranks, "pipeline_parallel_size": num_gpus // ranks}
+    each = settings.get("context_parallel_size", 1)
+    ranks = settings.get("tensor_parallel_size", num_gpus // each or 1)
+    if num_gpus % (ranks * each):
+        return {}
+    return {"tensor_parallel_size": ranks, "pipeline_parallel_size": num_gpus // (ranks * each)}
 
 
 def _misfits(deployment: Deployment) -> list[tuple[Code, Violation]]:

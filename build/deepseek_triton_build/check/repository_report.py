@@ -38,8 +38,9 @@ _REQUEST_TIMEOUT = ("-r", "--request_timeout")
 _METADATA = ("-m", "--metadata_server_config_file")
 # Its backend, or a step of the ensemble around it.
 _ENGINE_MODEL = re.compile(r'backend\s*:\s*"tensorrtllm"|name\s*:\s*"(preprocessing|postprocessing|tensorrt_llm_bls)"')
-# The file of `build --format dynamo`, and a file in its ConfigMap.
+# The file of `build --format dynamo`, what tells such a file under another name, and a file in its ConfigMap.
 _GRAPH = "dynamo.yaml"
+_DEPLOYMENT = re.compile(r"^kind: DynamoGraphDeployment\b", re.MULTILINE)
 _CARRIED = re.compile(r"^  (?P<name>[\w.-]+\.ya?ml): \|\n(?P<lines>(?:    .*\n|\n)+)", re.MULTILINE)
 _SECTIONS = (*(f"{side}_servers" for side in SIDES), CLUSTER)
 
@@ -74,7 +75,7 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     require_options(options)
     _require_path(directory)
     graph = directory / _GRAPH if os.path.isdir(directory) else directory
-    if graph.name == _GRAPH and os.path.isfile(graph):
+    if _is_graph(graph):
         return _graph_report(graph, options)
     if _is_pair(directory):
         return _pair_report(directory, options)
@@ -93,6 +94,12 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     return Report(findings=in_order(checked.findings), models=tuple(one.model for one in checked.models))
 
 
+def _is_graph(path: Path) -> bool:
+    """Whether the file is a deployment of Dynamo, under whatever name."""
+    text = read_text(path, path.name) if os.path.isfile(path) else None
+    return text is not None and (path.name == _GRAPH or bool(isinstance(text, str) and _DEPLOYMENT.search(text)))
+
+
 def _graph_report(graph: Path, options: CheckOptions) -> Report:
     """Check the engine's files that a graph of Dynamo carries in its ConfigMap, each as a YAML file by itself."""
     stamp, findings = read_stamp(graph.parent, "")
@@ -105,7 +112,7 @@ def _graph_report(graph: Path, options: CheckOptions) -> Report:
         precision=options.precision or stamp.text("precision"),
     )
     models = []
-    text = read_text(graph, _GRAPH)
+    text = read_text(graph, graph.name)
     for carried in _CARRIED.finditer(text if isinstance(text, str) else ""):
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch, carried["name"])
@@ -113,9 +120,10 @@ def _graph_report(graph: Path, options: CheckOptions) -> Report:
             checked = _checked(path, options)
         above = text[: carried.start("lines")].count("\n") if isinstance(text, str) else 0
         findings += [
-            replace(finding, file=_GRAPH, line=finding.line and finding.line + above) for finding in checked.findings
+            replace(finding, file=graph.name, line=finding.line and finding.line + above)
+            for finding in checked.findings
         ]
-        models += [replace(one.model, file=f"{_GRAPH} ({one.model.file})") for one in checked.models]
+        models += [replace(one.model, file=f"{graph.name} ({one.model.file})") for one in checked.models]
     findings += [text] if isinstance(text, Finding) else []
     return Report(findings=in_order(findings), models=tuple(models))
 

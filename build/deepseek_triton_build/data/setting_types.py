@@ -13,6 +13,7 @@ from deepseek_triton_build.text import nearest_name, short_repr
 _RANGES: Mapping[str, str] = {
     "tensor_parallel_size": "int 1..",
     "pipeline_parallel_size": "int 1..",
+    "context_parallel_size": "int 1..",
     "gpus_per_node": "int 1..",
     "moe_expert_parallel_size": "int -1..",
     "moe_tensor_parallel_size": "int -1..",

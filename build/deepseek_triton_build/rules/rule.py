@@ -154,12 +154,19 @@ class Deployment(AnyDeployment):
     @cached_property
     def layout(self) -> Layout:
         """How the model is divided. Pipeline parallelism counts as 1 where it is not known: see `num_gpus`."""
+        # Ranks of context parallelism divide what those of tensor parallelism do, but for two projections of attention,
+        # up to 6 GB (Helix: TensorRT-LLM mapping.py, repurpose_helix_cp_to_tp; NVIDIA/TensorRT-LLM#9342).
         return Layout(
-            tensor_parallel_size=self.get("tensor_parallel_size") or 1,
+            tensor_parallel_size=(self.get("tensor_parallel_size") or 1) * self.context_parallel_size,
             expert_parallel_size=self.get("moe_expert_parallel_size") or 1,
             pipeline_parallel_size=self.settings.get("pipeline_parallel_size") or 1,
             attention_dp=bool(self.get("enable_attention_dp")),
         )
+
+    @property
+    def context_parallel_size(self) -> int:
+        """1 where it is not known."""
+        return self.settings.get("context_parallel_size") or 1
 
     @property
     def pipeline_parallel_size(self) -> int:
