@@ -79,6 +79,7 @@ _REPLACES = {
 _NOT_BY_HAND = {
     "tensor_parallel_size": "other settings depend on it; use --gpus and --pp",
     "pipeline_parallel_size": "other settings depend on it; use --pp",
+    "context_parallel_size": "a plan has no ranks for it; write it into the files of a generation server",
     "model": "other settings depend on it; use --model",
     "backend": "DeepSeek runs on pytorch only; leave it out",
 }
