@@ -40,6 +40,7 @@ REQUESTS = {
     "r1-long": PlanRequest(variant="deepseek-r1-0528", gpu="b200", profile="long-128k"),
     "v3-two-nodes": TWO_NODES,
     "v3.2": PlanRequest(variant="deepseek-v3.2-exp", gpu="b200"),
+    "speciale": PlanRequest(variant="deepseek-v3.2-speciale", gpu="b200"),
     "r1-0.21": replace(R1, release="0.21.0"),
     "r1-1.0": replace(R1, release="1.0.0"),
     "ctx": PlanRequest(variant="deepseek-r1-0528", gpu="b200", profile="ctx"),
@@ -192,7 +193,8 @@ def test_a_plan_of_flags_alone_leaves_a_yaml_that_is_a_mapping():
 
 
 def test_only_models_that_always_reason_get_the_reasoning_parser(run):
-    for name, expected in (("r1-h200", "deepseek-r1"), ("r1-0.21", "deepseek-r1"), ("v3.2", None)):
+    thinking = dict.fromkeys(("r1-h200", "r1-0.21", "speciale"), "deepseek-r1")
+    for name, expected in (thinking | {"v3.2": None}).items():
         assert flags_of(run(make_plan(REQUESTS[name]), "trtllm-serve").argv).get("--reasoning_parser") == expected
 
 

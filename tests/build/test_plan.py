@@ -395,7 +395,8 @@ CHECKPOINTS = [  # gigabytes of the checkpoint that is named: a published one, o
     ("nvidia/DeepSeek-R1-FP4-v2", "deepseek-r1", 413),
     ("/models/DeepSeek-R1-0528-FP4-v2", "deepseek-r1-0528", 413),
     ("/models/mine", "deepseek-r1", 424),
-    ("nvidia/DeepSeek-V3.2-NVFP4", "deepseek-v3.2-exp", 415),
+    ("nvidia/DeepSeek-V3.2-NVFP4", "deepseek-v3.2", 415),
+    ("nvidia/DeepSeek-V3-FP4", "deepseek-v3", 424),
     ("/models/mine", "deepseek-v3", 424),  # weights that nobody publishes
 ]
 
@@ -405,9 +406,10 @@ def test_the_checkpoint_that_is_named_has_its_own_size():
     found = [(one.settings[0].value, one.variant.name, round(one.checkpoint.weight_bytes / 1e9)) for one in plans]
 
     assert found == CHECKPOINTS
-    sister = plans[4]
-    assert sister.settings[0].reason.startswith("DeepSeek-V3.2, planned as deepseek-v3.2-exp")
-    assert sister.checkpoint.kv_cache_quant_algo == "FP8"
+    assert plans[4].checkpoint.kv_cache_quant_algo == "FP8"
+    assert "; vLLM's recipes name this checkpoint" in plans[5].title
+    sister = planned(variant="deepseek-v3.1", model="deepseek-ai/DeepSeek-V3.1-Terminus", num_gpus=8)
+    assert sister.settings[0].reason.startswith("DeepSeek-V3.1-Terminus, planned as deepseek-v3.1, whose")
 
 
 def test_a_benchmarks_limits_are_a_warning_where_no_workload_was_given():

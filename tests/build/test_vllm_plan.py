@@ -126,6 +126,7 @@ SETTINGS = [
     ),
     ({"mtp": 1}, DRAFTS),
     ({"variant": "deepseek-v3.2-exp"}, {"tokenizer_mode": "deepseek_v32"}),
+    ({"variant": "deepseek-v3.2-speciale"}, {"tokenizer_mode": "deepseek_v32"}),
     ({"kv_dtype": "fp8"}, {"kv_cache_dtype": "fp8"}),
     ({"variant": "tiny", "num_gpus": 4}, {TP: 4, "model": "tiny"}),
     ({"variant": "tiny-r1", "num_gpus": 8}, {DP: 8}),

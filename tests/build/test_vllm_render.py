@@ -1,5 +1,6 @@
 """What is written for vLLM: start.sh of a repository, serve.sh and bench.sh. The scripts run for real."""
 
+import itertools
 import json
 import shlex
 from dataclasses import replace
@@ -7,7 +8,15 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from deepseek_triton_build import EnvironmentVariable, RefusedPlanError, Setting, Workload, format_files
+from deepseek_triton_build import (
+    EnvironmentVariable,
+    PlanRequest,
+    RefusedPlanError,
+    Setting,
+    Workload,
+    format_files,
+    make_plan,
+)
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS
 from support.scripts import script_runner
 from support.vllm_plans import MODEL, SETTINGS, planned, two_nodes
@@ -69,6 +78,16 @@ def test_the_benchmark_has_the_plans_workload_or_the_guides(run):
     for workload, isl, number in ((Workload(), 8000, 16), (Workload(isl=1000, osl=1000, concurrency=64), 1000, 64)):
         words = f"--random-input-len {isl} --random-output-len 1000 --request-rate 10000 --num-prompts {number}"
         assert words in shlex.join(run(asking_for(workload), "vllm-serve", script="bench.sh").argv)
+
+
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
+def test_a_model_that_only_thinks_is_asked_to_in_every_conversation(run, version):
+    flag = "--default-chat-template-kwargs"
+    for name, expected in (("deepseek-v3.2-speciale", ['{"thinking": true}']), ("deepseek-v3.2", [])):
+        plan = make_plan(PlanRequest(variant=name, engine="vllm", vllm=version, gpu="h200", num_gpus=8))
+        argv = run(plan, "vllm-serve").argv
+        assert [value for key, value in itertools.pairwise(argv) if key == flag] == expected
+        assert flag in plan.vllm.serve_flags
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)

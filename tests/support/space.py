@@ -80,13 +80,24 @@ def pairwise(candidates, axes):
 
 
 def some_requests():
-    """Return a pairwise sample of `all_requests`, the same each time, and 750 more, because most are refused."""
+    """Return a pairwise sample of `all_requests`, the same each time, and 750 more, because most are refused.
+
+    Variants with a single profile and GPUs for few models are refused in nearly all of them, so each is also asked for
+    plainly.
+    """
     requests = list(all_requests())
     random.Random(1).shuffle(requests)
     pairs = pairwise(
         requests, lambda one: (one.variant, one.gpu, one.num_gpus, one.precision, one.profile, one.release)
     )
-    return [*dict.fromkeys([*pairs, *requests[:750]])]
+    plain = [
+        one
+        for one in requests
+        if (one.num_gpus, one.profile, one.release)
+        == (None, variants()[one.variant].profile or "balanced", RELEASES[0])
+        and (one.variant == "deepseek-r1" or (one.gpu, one.precision) == ("h200", "fp8"))
+    ]
+    return [*dict.fromkeys([*pairs, *requests[:750], *plain])]
 
 
 def plan_axes(plan):

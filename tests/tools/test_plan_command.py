@@ -296,8 +296,9 @@ def test_concurrency_is_shown_for_the_lengths_asked_for():
 SISTERS = [
     ("nvidia/DeepSeek-R1-NVFP4-v2", "deepseek-r1", "fp4", "nvidia/DeepSeek-R1-NVFP4-v2"),
     ("deepseek-v3.1-terminus", "deepseek-v3.1", "fp8", "deepseek-ai/DeepSeek-V3.1-Terminus"),
-    ("DeepSeek-V3.2", "deepseek-v3.2-exp", "fp4", "nvidia/DeepSeek-V3.2-NVFP4"),
-    ("deepseek-v3.2-speciale", "deepseek-v3.2-exp", "fp8", "deepseek-ai/DeepSeek-V3.2-Speciale"),
+    ("nvidia/DeepSeek-V3-FP4", "deepseek-v3", "fp4", "nvidia/DeepSeek-V3-FP4"),
+    ("deepseek-v3.2-exp-base", "deepseek-v3.2-exp", "fp8", "deepseek-ai/DeepSeek-V3.2-Exp-Base"),
+    ("DeepSeek-V3.2", "deepseek-v3.2", "fp4", "nvidia/DeepSeek-V3.2-NVFP4"),
     ("deepseek-r1-zero", "deepseek-r1", "fp8", "deepseek-ai/DeepSeek-R1-Zero"),
     ("deepseek-v3.1-base", "deepseek-v3.1", "fp8", "deepseek-ai/DeepSeek-V3.1-Base"),
 ]
@@ -335,7 +336,7 @@ def test_a_folder_here_says_what_it_is(tmp_path):
     (tmp_path / "bf16/config.json").write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"]}))
     for argv, expected in (
         ([*R1, "--model", other], "expected a DeepseekV3ForCausalLM for deepseek-r1"),
-        ([other, "--gpu", "h200"], f"give it as --model: deepseek-v3.2-exp --model {other}"),
+        ([other, "--gpu", "h200"], f"--model {other}, where VARIANT is what it is: deepseek-v3.2-exp or deepseek-v3.2"),
         ([*R1, "--model", wide], "deepseek-triton checkpoint quantize"),
     ):
         code, line = refused(*argv)

@@ -36,6 +36,7 @@ def test_everything_that_can_be_typed_is_in_it():
         ("deepseek-v3", "w4a8*"),
         ("deepseek-v3.1", "w4a8*"),
         ("deepseek-v3.2-exp", "fp4*"),
+        ("deepseek-v3.2-speciale", "fp4*"),
     }
     one = printed_by("--gpu", "H200")
     assert ("h200" in one, "b200" in one) == (True, False)

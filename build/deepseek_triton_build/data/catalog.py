@@ -86,7 +86,7 @@ class KnownCheckpoint:
     published_for: str = ""
     """The model that the weights belong to, where that is another one of the same architecture."""
     remark: str = ""
-    """How that model behaves unlike the variant."""
+    """How that model behaves unlike the variant, or what is known about that checkpoint."""
     alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
     """Other Hugging Face name -> the fields that differ for the checkpoint of that name."""
 
@@ -122,6 +122,8 @@ class Variant:
     min_release_source: str = ""
     thinks: bool = False
     """Whether the model reasons before each answer unless its chat template is told otherwise."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What every conversation has to ask its chat format for, because the model was made for nothing else."""
     relaxed_acceptance: bool = False
     """Whether TensorRT-LLM's relaxed acceptance of MTP drafts is made for the model."""
     trust_remote_code: bool = False
@@ -293,9 +295,9 @@ def variant_of_folder(path: str) -> tuple[Variant, KnownCheckpoint] | None:
 
 def title_of(variant: Variant, checkpoint: KnownCheckpoint | None) -> str:
     """Say which model it is: the variant, or the one that the weights were published for."""
+    remark = f"; {checkpoint.remark}" if checkpoint is not None and checkpoint.remark else ""
     if checkpoint is None or not checkpoint.published_for:
-        return variant.title
-    remark = f"; {checkpoint.remark}" if checkpoint.remark else ""
+        return f"{variant.title}{remark}"
     return f"{checkpoint.published_for}, planned as {variant.name}, whose architecture it has{remark}"
 
 

@@ -250,7 +250,7 @@ def _kv_cache(target: Target, sizes: Sizes, budget: Budget, recipe: Mapping[str,
     if target.architecture.is_sparse:
         reason = "the sparse attention's kernel reads KV blocks of 64 tokens"
         yield Setting(size, 64, reason, source=GUIDE)
-        reason = "off for V3.2-Exp, a known issue of the guide; newer releases have it, and the check then warns"
+        reason = "off for V3.2, a known issue of the guide; newer releases have it, and the check then warns"
         yield Setting(reuse, False, reason, source=GUIDE)
         return
     if target.gpu.architecture == "hopper":

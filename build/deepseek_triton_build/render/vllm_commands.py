@@ -69,6 +69,9 @@ def serve_sh(plan: Plan, *, stamp: str) -> str:
     if plan.variant.thinks and not is_parsed:
         reason = "the reasoning comes apart from the answer"
         flags.append(shell.Flag(("--reasoning-parser", "deepseek_r1"), reason))
+    if asked := plan.variant.chat_template_kwargs:
+        reason = "the model only thinks, and its chat format turns that on only when asked"
+        flags.append(shell.Flag(_words("default_chat_template_kwargs", asked), reason))
     values = {
         **shell.script_values(plan, stamp, "serve.sh"),
         **shell.flag_values(flags),

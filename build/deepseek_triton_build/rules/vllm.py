@@ -97,6 +97,8 @@ def _fp8_kv(d: VllmDeployment) -> Iterator[Violation]:
         yield Violation("attention_backend", message, "leave attention_backend out, or use FLASHMLA")
 
 
+_IN_WORDS = {"hopper": "Hopper", "blackwell": "Blackwell with SM100 or SM103", "rtx_blackwell": "SM120"}
+
 # Kernels of the experts that are for SM100 and SM103 only (fused_moe/experts/trtllm_*_moe.py).
 _SM100_EXPERTS = "flashinfer_trtllm"
 
@@ -108,7 +110,7 @@ def _backend_gpu(d: VllmDeployment) -> Iterator[Violation]:
         chosen["moe_backend"] = (_SM100_EXPERTS, ("blackwell",))
     for key, (backend, able) in chosen.items():
         if d.gpu is not None and able and d.gpu.architecture not in able:
-            message = f"{backend} runs on {' and '.join(able)}, not on {d.gpu.title}"
+            message = f"{backend} runs on {' and '.join(_IN_WORDS[name] for name in able)}, not on {d.gpu.title}"
             yield Violation(key, message, f"leave {key} out")
 
 

@@ -86,7 +86,7 @@ def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
     parser = VerbParser(
         prog="deepseek-triton",
         usage="%(prog)s [-h] [--version] VERB ...",
-        description="Serve DeepSeek-V3, R1, V3.1 and V3.2-Exp on NVIDIA Triton Inference Server.",
+        description="Serve DeepSeek-V3, R1, V3.1 and V3.2 on NVIDIA Triton Inference Server.",
         epilog="Options of a verb: deepseek-triton VERB --help. Try it without a GPU: deepseek-triton demo\n"
         f"The pages that messages name, such as docs/contract.md, are in {pages_folder()}",
         formatter_class=HelpFormatter,
