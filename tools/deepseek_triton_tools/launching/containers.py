@@ -74,8 +74,8 @@ def no_image(facts: LaunchFacts) -> str:
         )
     base = vllm_image_name(next(iter(vllm_containers())))
     return (
-        f"no Triton container has vLLM {facts.vllm}: build an image of two lines, FROM {base} and RUN pip install "
-        f"vllm=={facts.vllm}, and name it with --image"
+        f"no Triton container is known to have vLLM {facts.vllm}: build an image of two lines, FROM {base} and RUN "
+        f"pip install vllm=={facts.vllm}, and name it with --image"
     )
 
 

@@ -237,9 +237,9 @@ def engine_version(plan: Plan) -> str:
 
 
 def how_to_get(plan: Plan) -> str:
-    """Say how to get a vLLM that no container of Triton's has."""
+    """Say how to get a vLLM that no container of Triton's is known to have."""
     assert plan.vllm is not None
-    return f"no Triton container has it; pip install vllm=={plan.vllm.version} where tritonserver is"
+    return f"no Triton container is known to have it; pip install vllm=={plan.vllm.version} where tritonserver is"
 
 
 _MODEL_KEYS = (
