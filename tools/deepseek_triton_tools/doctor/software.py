@@ -252,8 +252,8 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
     known = ", ".join(filter(None, [f"version {version}" if version else "", f"container {tag}" if tag else ""]))
     target = (expected.image or "").rpartition(":")[2].partition("-")[0]
     if expected.uses_gpus and tag and target and tag != target:
-        other = f"or build with --image {tag}" if tag in expected.drivers else expected.last_image
-        fix = f"run in {expected.image}, {other}" if other else f"run in {expected.image}"
+        others = [f"or build with --image {tag}"] if tag in expected.drivers else [expected.last_image]
+        fix = "; ".join([f"run in {expected.image}", *filter(None, others)])
         return warning(f"{binary} ({known})", f"the repository was made for container {target}", fix)
     return ok(f"{binary} ({known})" if known else binary)
 
