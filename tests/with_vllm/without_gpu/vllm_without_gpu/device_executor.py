@@ -64,9 +64,11 @@ class DeviceExecutor(Executor):
         answers: dict[str, Any] = {
             "get_kv_cache_spec": self._kv_cache_spec,
             "determine_available_memory": lambda: self._options.kv_bytes,
+            "get_supported_kv_cache_layouts": lambda: ["LBNHC"],
             "get_supported_tasks": lambda: ("generate",),
             "initialize_from_config": lambda: None,
             "reset_mm_cache": lambda: None,
+            "set_kv_cache_layout": lambda: None,
         }
         if method == "compile_or_warm_up_model":
             return []  # seconds of each worker that compiles
