@@ -118,11 +118,12 @@ EIGHT = "--tp_size 8 --ep_size 8"
 R1 = "deepseek-ai/DeepSeek-R1"
 # A script, and what is found in it on 8 H200, with the line; no line: what is not checked.
 CHECKED = {
-    f'trtllm-serve {R1} "${{ARGS[@]}}"': {"${ARGS[@]}"},
-    f"trtllm-serve {R1} $ARGS": {"$ARGS"},
-    'trtllm-serve "$@"': {"$@"},
+    f'trtllm-serve {R1} "${{ARGS[@]}}"': {"more flags (line 1)"},
+    f"trtllm-serve {R1} $ARGS": {"more flags (line 1)"},
+    'trtllm-serve "$@"': {"more flags (line 1)"},
+    f"trtllm-serve {R1} {'--tp_size $(nproc) --ep_size 8'}": {"--tp_size (line 1)"},
     f"trtllm-serve {R1} --config /etc/llm.yaml": {"/etc/llm.yaml"},
-    f"vllm serve {R1} --config $CONFIG": {"$CONFIG"},
+    f"vllm serve {R1} --config $CONFIG": {"its YAML file (line 1)"},
     f"trtllm-serve {R1} --tensor_parallel_size 8 --moe_expert_parallel_size 8": set(),
     f"cat > x.yml <<X\ntensor_parallel_size: 8\nmax_batch_size: 0\nX\ntrtllm-serve {R1} --config x.yml": {"S016:3"},
     f"cat > x.yml <<X\ntensor_parallel_size: $T\nX\ntrtllm-serve {R1} --config x.yml": {"tensor_parallel_size"},

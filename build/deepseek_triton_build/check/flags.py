@@ -12,6 +12,7 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.schema import Problem, value_problem
 from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScript, typed
+from deepseek_triton_build.check.shell_words import Word
 from deepseek_triton_build.check.vllm_arguments import absent_problem, argument_problem, check_vllm_arguments
 from deepseek_triton_build.data import spelling, type_strings
 from deepseek_triton_build.data.releases import load_release
@@ -53,7 +54,7 @@ class ProgramFlags:
     unread: list[str] = field(default_factory=list)
     """Flags that are not recorded here."""
     unseen: list[str] = field(default_factory=list)
-    """Words whose values the script alone does not give."""
+    """What the script alone does not give, in words: the flags, and the lines where more of them may be."""
     is_open: bool = False
     """Whether more flags may be given than can be seen."""
     findings: list[Finding] = field(default_factory=list)
@@ -80,7 +81,7 @@ class ProgramFlags:
         if problem is not None:
             self.add(problem.code, f"{flag.name}: {problem.message}", problem.fix, flag.line, key)
         if any(not word.is_known for word in flag.values):
-            self.unseen.append(" ".join([flag.name, *(word.text for word in flag.values)]))
+            self.unseen.append(f"{flag.name} (line {flag.line})")
         if problem is not None or value is None:
             self.unknown.add(key)
         else:
@@ -89,7 +90,7 @@ class ProgramFlags:
     @classmethod
     def of(cls, script: ShellScript, program: Program) -> ProgramFlags:
         """Return what can be said before any flag is read."""
-        unseen = [word.text for word in program.open_words] if program.hides_flags else []
+        unseen = _more_flags(program.open_words) if program.hides_flags else []
         return cls(file=script.file, unseen=unseen, is_open=program.hides_flags)
 
     def settle(self, program: Program, keys: Iterable[str], sizes: Iterable[str], config: str = "") -> str:
@@ -99,18 +100,22 @@ class ProgramFlags:
         :param config: the file that it passes, when nobody can look into it.
         """
         if program.open_words and not self.places.keys() & set(sizes) and not self.settings.keys() & set(sizes):
-            self.is_open, self.unseen = True, [word.text for word in program.open_words]
+            self.is_open, self.unseen = True, _more_flags(program.open_words)
         if self.is_open or config:
             self.unknown |= set(keys) - self.settings.keys()
-        return first_names([*self.unseen, *([config] if config else [])])
+        return first_names({*self.unseen, *([config] if config else [])})
 
     def after_switch(self, flag: CommandFlag, spelled: str) -> CommandFlag:
         """Return a switch without the words behind it that may be other flags."""
         if spelled.startswith("bool") and any(word.is_open for word in flag.values):
-            self.unseen += [word.text for word in flag.values]
+            self.unseen += _more_flags(flag.values)
             self.is_open = True
             return replace(flag, values=())
         return flag
+
+
+def _more_flags(words: Iterable[Word]) -> list[str]:
+    return [f"more flags (line {word.line})" for word in words]
 
 
 def read_flags(script: ShellScript, program: Program) -> ProgramFlags:

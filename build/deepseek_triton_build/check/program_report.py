@@ -254,7 +254,7 @@ class _ProgramCheck(ModelCheck):
         word = self.program.flag(*YAML_FLAGS)
         if word is not None:
             document = self.passed(word)
-            self.unseen_config = word.text if document is None else ""
+            self.unseen_config = _named(word) if document is None else ""
             return document
         is_used = any(program.hides_flags or program.flag(*YAML_FLAGS) for program in self.script.programs)
         if self.program.name != QUICKSTART and is_there and not is_used:
@@ -418,7 +418,7 @@ class _ServeCheck(_ProgramCheck):
         if document is not None:
             add_config(flags, document, version)
         self.findings += flags.findings
-        config = word.text if word is not None and document is None else ""
+        config = _named(word) if word is not None and document is None else ""
         flags.unknown |= self.unseen_keys
         self.leave_open(flags.settle(program, version.keys(), _SIZES, config))
         model, has_tokenizer = program.model or "", "tokenizer" not in flags.places
@@ -450,6 +450,11 @@ class _ServeCheck(_ProgramCheck):
         self.compare_gpus(VLLM_RANKS, "the server", self.name, line, _SIZES[0])
         if self.program is not None and self.script is not None:
             self.findings += repeated_servers(self.program, self.script.batch_options, file=self.name)
+
+
+def _named(word: Word) -> str:
+    """Name a file that nobody can look into: by its path, or by the line whose expression gives it."""
+    return word.text if word.is_known else f"its YAML file (line {word.line})"
 
 
 def _passes(script: ShellScript, name: str) -> bool:
