@@ -233,7 +233,7 @@ def _has_alike_words(name: str, other: str, lacks_some: bool) -> bool:
         return False
     return all(
         word in more
-        or (len(word) > 2 and difflib.get_close_matches(word, more, n=1, cutoff=_LIKENESS))
+        or difflib.get_close_matches(word, [one for one in more if word[2:] or one[0] == word[0]], 1, _LIKENESS)
         or (not lacks_some and any(one.startswith(word) or word.startswith(one) for one in more))
         for word in fewer
     )

@@ -165,7 +165,12 @@ def test_what_a_script_does_not_say_is_unknown_and_all_else_is_checked(tmp_path,
 
 def test_more_ranks_than_a_node_has_gpus_need_something_that_starts_them(tmp_path):
     options = CheckOptions(gpu="h200", release="1.2.1")
-    for start, codes in {"": ["T018"], "$LAUNCH ": [], "mpirun -n 16 trtllm-llmapi-launch ": []}.items():
+    for start, codes in {
+        "": ["T018"],
+        "$LAUNCH ": [],
+        "#SBATCH --ntasks=16\n": [],
+        "mpirun -n 16 trtllm-llmapi-launch ": [],
+    }.items():
         (tmp_path / "serve.sh").write_text(f"{start}trtllm-serve {R1} --tp_size 16 --ep_size 16\n")
         assert [finding.code for finding in serious(check_repository(tmp_path, options))] == codes
 

@@ -188,6 +188,13 @@ def _int(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 8 else None
 
 
+def are_left_to_slurm(program: Program, batch: Sequence[str]) -> bool:
+    """Tell whether Slurm is asked for tasks, and nothing in the script starts them: the one that starts it may."""
+    launches = [_launch(start, batch) for start in program.starts]
+    is_bare = any(launch.tool is None and not launch.has_launcher for launch in launches)
+    return is_bare and bool(_number(batch, _TASKS) or _number(batch, _PER_NODE))
+
+
 def started_ranks(
     program: Program, num_ranks: int, gpu: Gpu | None, batch: Sequence[str], *, file: str
 ) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ from deepseek_triton_build.check.gpus import (
     TRTLLM_RANKS,
     VLLM_RANKS,
     Server,
+    are_left_to_slurm,
     count_findings,
     hidden_gpus,
     memory_problems,
@@ -127,6 +128,9 @@ def check_programs(path: Path, options: CheckOptions) -> list[ModelCheck]:
     yaml = path if path not in (folder, *([path] if is_script(path) else [])) else folder / YAML_NAME
     names = [path.name] if is_script(path) else [] if yaml.name == MODEL_YAML else _script_names(folder)
     read = {name: read_script(folder / name, name) for name in names}
+    if is_script(path) and not _starts_engine(read[path.name][0]):
+        beside = {name: read_script(folder / name, name) for name in _script_names(folder)}
+        read = {name: one for name, one in beside.items() if one[0] and path.name in one[0].callers} or read
     if yaml == path:  # only the scripts that pass the file say something about it
         read = {name: one for name, one in read.items() if one[0] is not None and _passes(one[0], yaml.name)}
     checked: list[_ProgramCheck] = []
@@ -382,6 +386,9 @@ class _ProgramCheck(ModelCheck):
         self.compare_gpus(TRTLLM_RANKS, "the instance", file, line, key)
         if self.program is not None and self.script is not None:
             batch = self.script.batch_options
+            if are_left_to_slurm(self.program, batch):
+                self.unchecked.append(f"what starts the tasks that {self.name} asks Slurm for, as nothing in it does")
+                return
             self.findings += started_ranks(self.program, self.num_ranks, self.known.gpu, batch, file=self.name)
 
     def compare_gpus(self, way: str, what: str, file: str, line: int | None, key: str) -> None:

@@ -14,7 +14,7 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, read_text
 from deepseek_triton_build.check.script_lines import TOKEN, mended_lines, unquoted
 from deepseek_triton_build.check.shell import MOST_STATES, STARTING_NOTHING, Command, read_commands
-from deepseek_triton_build.check.shell_words import Variable, Word, Written, base_name
+from deepseek_triton_build.check.shell_words import State, Variable, Word, Written, base_name
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.known_variables import known_variables, nearest_variable
 from deepseek_triton_build.data.vllm import VllmVersion
@@ -74,7 +74,9 @@ class ShellScript:
     file: str
     text: str
     folder: Path | None = None
-    """Where the files lie that it reads commands from."""
+    """Where the files lie that it reads commands from, and the scripts that may start it."""
+    started: tuple[str, ...] = ()
+    """The scripts for which it was asked how they are started."""
 
     @cached_property
     def commands(self) -> Sequence[Sequence[Word]]:
@@ -94,7 +96,29 @@ class ShellScript:
     @cached_property
     def _started(self) -> tuple[Sequence[Command], Mapping[str, Variable]]:
         # start.sh is long, and only its variables are asked for.
-        return read_commands(self.text, self.folder, 1 if self.file == START_SCRIPT else MOST_STATES)
+        states = [state for caller, state in self.starts]
+        return read_commands(self.text, self.folder, 1 if self.file == START_SCRIPT else MOST_STATES, states)
+
+    @cached_property
+    def starts(self) -> Sequence[tuple[ShellScript, State]]:
+        """The scripts beside it that start it, and in which states."""
+        name = Path(self.file).name
+        found: list[tuple[ShellScript, State]] = []
+        for path in sorted(self.folder.iterdir()) if self.folder is not None and name != START_SCRIPT else ():
+            is_other = path.suffix in SCRIPT_SUFFIXES and path.name not in (name, START_SCRIPT, *self.started)
+            text = read_text(path, path.name) if is_other and path.is_file() else ""
+            if isinstance(text, str) and name in text:
+                caller = replace(self, file=path.name, text=text, started=(*self.started, name))
+                found += [(caller, state) for one in caller.started_commands if (state := one.start_of(name))]
+        return found
+
+    @property
+    def callers(self) -> set[str]:
+        return {name for caller, _ in self.starts for name in (caller.file, *caller.callers)}
+
+    @property
+    def started_commands(self) -> Sequence[Command]:
+        return self._started[0]
 
     @property
     def variables(self) -> Mapping[str, Variable]:
@@ -108,8 +132,11 @@ class ShellScript:
 
     @property
     def batch_options(self) -> Sequence[str]:
-        """The options that a batch script gives to Slurm."""
-        lines = (line.partition(" #")[0].split() for line in _BATCH_OPTION.findall(self.text))
+        """The options that a batch script gives to Slurm: its own, and those of a script that starts it."""
+        lines: list[Sequence[str]] = [line.partition(" #")[0].split() for line in _BATCH_OPTION.findall(self.text)]
+        for caller, state in self.starts:
+            is_submitted = [base_name(word.text) for word in state.before[:1]] == ["sbatch"]
+            lines = [[word.text for word in state.before], *lines] if is_submitted else [*lines, caller.batch_options]
         return [option for options in lines for option in options]
 
     @cached_property
@@ -119,7 +146,7 @@ class ShellScript:
         One that different branches start in other ways stands here once.
         """
         found: dict[object, Program] = {}
-        for number, command in enumerate(self._started[0]):
+        for number, command in enumerate(self.started_commands):
             program = _program(command, number)
             if program is None:
                 continue

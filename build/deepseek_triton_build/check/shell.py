@@ -28,6 +28,7 @@ from deepseek_triton_build.check.shell_words import (
     decide,
     joined,
     printed,
+    text_of,
     unknown,
     variable_of,
     word_of,
@@ -36,7 +37,12 @@ from deepseek_triton_build.check.shell_words import (
 _ASSIGNMENT = re.compile(r"(\w+)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
 _TABLE_ROW = re.compile(r"\[(.*?)\]=(.*)", re.DOTALL)
 _SAME_VARIABLE = re.compile(r'"?\$\{?(\w+)(?::?-[^}]*)?\}?"?')
-_HINT = re.compile(r"trtllm-|tensorrt_llm|vllm|tritonserver|quickstart_advanced")
+_HINT = re.compile(r"trtllm-|tensorrt_llm|vllm|tritonserver|quickstart_advanced|\.sh\b")
+_RUNNING = (
+    *("bash", "sh", "dash", "zsh", "env", "exec", "nohup", "setsid", "time", "timeout", "numactl", "sudo", "ssh"),
+    *("srun", "sbatch", "mpirun", "mpiexec", "trtllm-llmapi-launch", "docker", "podman", "kubectl"),
+)
+"""Commands that run the script among their words."""
 _SHELLS = ("bash", "sh", "dash", "zsh", "ssh", "srun", "docker", "podman", "kubectl", "oc")
 # Commands that name a program without starting it.
 STARTING_NOTHING = (
@@ -60,18 +66,29 @@ class Command:
     beside: frozenset[int] = frozenset()
     """The numbers, among the script's commands, of those in the background that were started before."""
 
+    def start_of(self, name: str) -> State | None:
+        """Return the state in which it starts the script of that name; None when it starts another program."""
+        at = next((place for place, word in enumerate(self.words) if base_name(word.text) == name), None)
+        if at is None or (at and base_name(self.words[0].text) not in _RUNNING):
+            return None
+        arguments = tuple((text_of(word), word.line) for word in self.words[at + 1 :])
+        state = State(arguments=arguments, before=(*self.before, *self.words[:at]))
+        _Run.give(self.environment, state)
+        return state
+
 
 def read_commands(
-    text: str, folder: Path | None = None, most_states: int = MOST_STATES
+    text: str, folder: Path | None = None, most_states: int = MOST_STATES, starts: Sequence[State] = ()
 ) -> tuple[Sequence[Command], Mapping[str, Variable]]:
     """Return the commands that a script would start, and the variables that it exports or gives to a command.
 
     :param folder: where the files lie that the script reads commands from, with `source`.
     :param most_states: how many ways through the script are told apart.
+    :param starts: how other scripts start it.
     """
     run = _Run(folder, most_states)
     body = parse(text.translate(MARKS))
-    states = run.body(body, [State()])
+    states = run.body(body, [start.copy() for start in starts or [State()]])
     # A function that nobody calls is one for the user, who names it as an argument.
     for name in [name for name in run.functions if name not in run.called]:
         run.body(run.functions[name], [(states or [State()])[0].copy(arguments=None, ended="")])

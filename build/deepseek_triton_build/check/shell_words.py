@@ -301,6 +301,11 @@ def word_of(text: str, line: int) -> Word:
     return Word(text.translate(MARKS), line, is_known=UNKNOWN not in text, is_open=is_open)
 
 
+def text_of(word: Word) -> str:
+    """Return the text that `word_of` makes the word of."""
+    return word.text if word.is_known else (OPEN if word.is_open else "") + unknown(word.text)
+
+
 def joined(values: Sequence[Text]) -> str:
     return " ".join(text for text, _ in values)
 
