@@ -132,13 +132,13 @@ def test_what_bench_did_not_write_is_refused(tmp_path, subtests):
     edits = {
         "'deepseek-triton/bench/2'": lambda document: document.update(schema="deepseek-triton/bench/2"),
         "its schema is None": lambda document: document.pop("schema"),
-        "all of it: expected an object with points, got {": lambda document: document.pop("points"),
-        "gpus: expected a whole number, got '8'": lambda document: document.update(gpus="8"),
-        "points[0].runs[0].interrupted: expected true or false, got 0": in_first_run(interrupted=0),
-        "urls: expected a list, got 'http://a'": lambda document: document.update(urls="http://a"),
-        "points[0].runs[0].figures.ttft_ms.p50: expected a number, got 'fast'": lambda document: document["points"][0][
-            "runs"
-        ][0]["figures"]["ttft_ms"].update(p50="fast"),
+        "`points`": lambda document: document.pop("points"),
+        "`$.gpus`": lambda document: document.update(gpus="8"),
+        "`$.points[0].runs[0].interrupted`": in_first_run(interrupted=0),
+        "`$.urls`": lambda document: document.update(urls="http://a"),
+        "`$.points[0].runs[0].figures.ttft_ms.p50`": lambda document: document["points"][0]["runs"][0]["figures"][
+            "ttft_ms"
+        ].update(p50="fast"),
     }
     start = f"{tmp_path}/bench.json: expected what deepseek-triton bench writes"
     for reason, edit in edits.items():

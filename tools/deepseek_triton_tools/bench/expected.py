@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun, MetricSummary, Slo, from_document
+from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun, MetricSummary, Slo
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.terminal.tables import Table
 from deepseek_triton_tools.tool_errors import ToolError, nearest
@@ -76,10 +76,10 @@ class BenchPreset:
 
 @cache
 def presets() -> Mapping[str, BenchPreset]:
+    import msgspec
     import yaml
 
-    rows: dict[str, Any] = yaml.safe_load(_FILE.read_text("utf-8"))
-    return {name: from_document(BenchPreset, row, name) for name, row in rows.items()}
+    return msgspec.convert(yaml.safe_load(_FILE.read_text("utf-8")), dict[str, BenchPreset])
 
 
 def preset(name: str) -> BenchPreset:

@@ -6,11 +6,10 @@ import csv
 import io
 import json
 import math
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.host.whole_file import whole_file
@@ -255,56 +254,23 @@ def read_result(path: Path) -> BenchResult:
 
     :raises ToolError: where it can't be read; it names the first field that is wrong.
     """
+    import msgspec
+
     path = path / FILE_NAME if path.is_dir() else path
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = json.loads(path.read_text("utf-8"), object_hook=_with_infinity)
         schema = document.get("schema") if isinstance(document, dict) else None
         if schema != SCHEMA:
             raise ValueError(f"its schema is {schema!r}")
-        result: BenchResult = from_document(BenchResult, document)
+        return msgspec.convert(document, BenchResult)
     except OSError as error:
         raise ToolError(f"{path} can't be read: {error.strerror}") from error
-    except ValueError as error:  # JSON's and UTF-8's are such errors too
+    except (ValueError, msgspec.ValidationError) as error:  # JSON's and UTF-8's errors are ValueErrors
         raise ToolError(f"{path}: expected what deepseek-triton bench writes, {SCHEMA}; {error}") from error
-    return result
 
 
-def from_document(kind: Any, value: Any, where: str = "") -> Any:
-    """Return `value`, which JSON or YAML gave, as a `kind`, such as a dataclass or `tuple[int, ...]`. Keys that are not
-    known here were added by a newer version.
-
-    :raises ValueError: which names the first field that is wrong, below `where`.
-    """
-
-    def expect(is_so: bool, what: str) -> None:
-        if not is_so:
-            raise ValueError(f"{where.lstrip('.') or 'all of it'}: expected {what}, got {value!r:.100}")
-
-    if is_dataclass(kind):
-        expect(isinstance(value, dict), "an object")
-        kinds = get_type_hints(kind)
-        needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
-        lacking = [name for name in needed if name not in value]
-        expect(not lacking, f"an object with {', '.join(lacking)}")
-        parts = {name: from_document(kinds[name], value[name], f"{where}.{name}") for name in kinds if name in value}
-        return kind(**parts)  # type: ignore[operator]
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        expect(isinstance(value, list), "a list")
-        return tuple(from_document(args[0], each, f"{where}[{number}]") for number, each in enumerate(value))
-    if origin in (dict, Mapping):
-        expect(isinstance(value, dict), "an object")
-        return {key: from_document(args[1], each, f"{where}.{key}") for key, each in value.items()}
-    if origin in (Union, types.UnionType):  # X | None
-        return None if value is None else from_document(args[0], value, where)
-    if kind is Any:
-        return value
-    if kind is float:
-        value = math.inf if value == "inf" else value
-        expect(isinstance(value, int | float) and not isinstance(value, bool), "a number")
-        return float(value)
-    expect(type(value) is kind, {int: "a whole number", str: "text", bool: "true or false"}[kind])
-    return value
+def _with_infinity(part: dict[str, Any]) -> dict[str, Any]:
+    return part | {"rate": math.inf} if part.get("rate") == "inf" else part
 
 
 # --- figures.csv ---

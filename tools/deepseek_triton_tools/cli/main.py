@@ -145,7 +145,12 @@ def _expected_error(error: Exception) -> int | None:
 
 def _needs_tools(error: Exception) -> bool:
     """Whether a package is missing that the extra `tools` brings."""
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in {"rich", "shtab", "yaml"}
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in {
+        "msgspec",
+        "rich",
+        "shtab",
+        "yaml",
+    }
 
 
 if __name__ == "__main__":
