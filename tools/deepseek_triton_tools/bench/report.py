@@ -1,28 +1,34 @@
-"""The report of one or several results as one HTML page, and what to know before they are believed."""
+"""The report of one or several results as one HTML page, which needs no network, and what to know before they are
+believed.
+
+A colour is a CSS variable of the page (`var(--series-1)`), which the page's script replaces by the one of the scheme.
+What all of plotly's pictures have in common stands in templates/report.html.
+"""
 
 from __future__ import annotations
 
-import html
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from deepseek_triton_tools.bench.html_page import (
-    Json,
-    PictureSection,
-    ReportPicture,
-    html_table,
-    picture_layout,
-    series_color,
-    write_page,
-)
 from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
 from deepseek_triton_tools.bench.result_tables import number_text, result_note, result_tables
 from deepseek_triton_tools.bench.workload import LoadPoint
+from deepseek_triton_tools.host.whole_file import whole_file
+from deepseek_triton_tools.pages import install_extra
+from deepseek_triton_tools.text_templates import filled
+from deepseek_triton_tools.tool_errors import InstallationError
+
+Json: TypeAlias = dict[str, Any]
+
+_NUM_COLORS = 8
+"""The page has that many colours for series; then they begin anew."""
 
 _LATE_MS, _LATE_SHARE = 10.0, 0.01
 """A client that sent later than both was the limit. The share is of the median end-to-end latency."""
@@ -79,19 +85,54 @@ class RunSpread:
     high: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPicture:
+    title: str
+    alt: str
+    """The picture in words, for those who do not see it."""
+    figure: Json
+    """Plotly's `data` and `layout`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureSection:
+    """A part of the page: its pictures side by side, or one at a time, which the reader chooses by its title."""
+
+    title: str
+    note: str
+    pictures: Sequence[ReportPicture]
+    names: Sequence[str] = ()
+    """Those of the colours, in their order."""
+    is_choice: bool = False
+
+
 def write_report(path: Path, results: Sequence[NamedResult], expected: Sequence[ExpectedPoint] = ()) -> None:
-    """Write the report in the place of a file that is there, or leave that as it is and raise ToolError.
+    """Write the page, plotly's script included, in the place of a file that is there, or leave that as it is.
 
     :param results: at least one, each with another name.
+    :raises InstallationError: without plotly.
+    :raises ToolError: when it can't be written.
     """
+    try:
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+    except ModuleNotFoundError as error:
+        raise InstallationError(f"the report's pictures need plotly; {install_extra('bench')}") from error
+
     models = ", ".join(dict.fromkeys(str(named.result.server.get("name") or named.result.model) for named in results))
-    write_page(
-        path,
-        f"Benchmark of {models}",
-        warnings=list(report_warnings(results)),
-        tables=list(_tables(results)),
-        sections=list(_sections(results, expected)) if any(named.measured for named in results) else (),
-    )
+    sections = list(_sections(results, expected)) if any(named.measured for named in results) else []
+    pictures = [picture for section in sections for picture in section.pictures]
+    values = {
+        "title": escape(f"Benchmark of {models}"),
+        "warnings": "".join(f"<p class=warning>{escape(text)}</p>\n" for text in report_warnings(results)),
+        "tables": "\n".join(_tables(results)),
+        "sections": "\n".join(_section(section, pictures.index(section.pictures[0])) for section in sections),
+        "plotly": get_plotlyjs(),
+        # "</script>" in a name would end the script.
+        "pictures": json.dumps([each.figure for each in pictures], allow_nan=False).replace("<", "\\u003c"),
+    }
+    page = filled(__package__, "report.html", values)
+    with whole_file(path) as file:
+        file.write(page)
 
 
 def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
@@ -150,11 +191,11 @@ def _tables(results: Sequence[NamedResult]) -> Iterator[str]:
         [name, *(column.get(name, "-") for column in columns)]
         for name in dict.fromkeys(name for column in columns for name in column)
     ]
-    yield html_table("What was run", "facts", ["", *(named.name for named in results)], rows)
+    yield _html_table("What was run", "facts", ["", *(named.name for named in results)], rows)
     for named in results:
         for table in result_tables(named.result):
-            title = f"{html.escape(named.name)}: {table.title.partition(':')[0]}"
-            yield html_table(title, "figures", table.headings, table.rows, result_note(named.result))
+            title = f"{escape(named.name)}: {table.title.partition(':')[0]}"
+            yield _html_table(title, "figures", table.headings, table.rows, result_note(named.result))
 
 
 def _facts(result: BenchResult) -> dict[str, str]:
@@ -175,7 +216,54 @@ def _facts(result: BenchResult) -> dict[str, str]:
     return {name: str(value) for name, value in {**facts, "Command": result.command}.items() if value}
 
 
+def _html_table(title: str, kind: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
+    """Return a part of the page with a table, of which the first cell of a row is a heading.
+
+    :param kind: a class of its style: facts or figures.
+    """
+    head = "".join(f"<th scope=col>{escape(heading)}</th>" for heading in headings)
+    body = "".join(
+        f"<tr><th scope=row>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>\n"
+        for first, *cells in rows
+    )
+    return (
+        f"<section>\n<h2>{title}</h2>\n{f'<p class=note>{escape(note)}</p>' if note else ''}\n"
+        f'<div class=scroll tabindex=0 role=region aria-label="{title}"><table class={kind}>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table></div>\n</section>"
+    )
+
+
 # --- Pictures ---
+
+
+def _section(section: PictureSection, first: int) -> str:
+    """:param first: the number of its first picture among those of the page."""
+    places = [
+        f'<div class=picture role=img data-picture={number} style="height: {picture.figure["layout"]["height"]}px" '
+        f'aria-label="{escape(picture.alt)}"></div>'
+        for number, picture in enumerate(section.pictures, first)
+    ]
+    if section.is_choice:
+        options = "".join(
+            f'<option value={number} data-alt="{escape(picture.alt)}">{escape(picture.title)}</option>'
+            for number, picture in enumerate(section.pictures, first)
+        )
+        head = f"<p><label for=run>Run</label> <select id=run>{options}</select></p>"
+        figures = f"<figure>{places[0]}</figure>"
+    else:
+        keys = "".join(
+            f'<li style="--color: {series_color(number)}">{escape(name)}</li>'
+            for number, name in enumerate(section.names)
+        )
+        head = f"<ul class=legend>{keys}</ul>" if len(section.names) > 1 else ""
+        figures = "".join(
+            f"<figure>{f'<figcaption>{escape(picture.title)}</figcaption>' if len(places) > 1 else ''}{place}</figure>"
+            for picture, place in zip(section.pictures, places, strict=True)
+        )
+    return (
+        f"<section>\n<h2>{escape(section.title)}</h2>\n<p class=note>{escape(section.note)}</p>\n{head}\n"
+        f"<div class=pictures>{figures}</div>\n</section>"
+    )
 
 
 def _sections(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint]) -> Iterator[PictureSection]:
@@ -261,7 +349,7 @@ def _expected_points(expected: Sequence[ExpectedPoint], most_tps_user: float) ->
         "name": "expected",
         "x": [point.tps_user for point in expected],
         "y": [point.tps_gpu for point in expected],
-        "text": [html.escape(point.name, quote=False) for point in expected],
+        "text": [escape(point.name, quote=False) for point in expected],
         "textposition": [f"top {'left' if 2 * point.tps_user > widest else 'right'}" for point in expected],
         "marker": {"symbol": "star", "size": 12, "color": "var(--quiet)"},
         "hovertemplate": "expected: %{text}<br>%{x:,.4~r} tok/s/user<br>%{y:,.4~r} tok/s/GPU<extra></extra>",
@@ -306,7 +394,7 @@ def _trace(name: str, points: Sequence[BenchPoint], x: Sequence[RunSpread], y: S
     """The means of the points, with bars from the lowest run to the highest where a load was run again."""
     trace: Json = {
         "type": "scatter",
-        "name": html.escape(name, quote=False),
+        "name": escape(name, quote=False),
         "text": [short_load(point.load) for point in points],
         "cliponaxis": False,
         "hovertext": [
@@ -443,3 +531,13 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
         if not front or points[number][1] > points[front[-1]][1]:
             front.append(number)
     return front[::-1]
+
+
+def series_color(number: int) -> str:
+    """The colour of the series of this number, from 0."""
+    return f"var(--series-{number % _NUM_COLORS + 1})"
+
+
+def picture_layout(x_title: str, y_title: str, *, height: int) -> Json:
+    """Return plotly's `layout` of a picture with axes from 0."""
+    return {"height": height, "xaxis": {"title": {"text": x_title}}, "yaxis": {"title": {"text": y_title}}}
