@@ -40,6 +40,9 @@ def test_everything_that_can_be_typed_is_in_it():
     }
     one = printed_by("--gpu", "H200")
     assert ("h200" in one, "b200" in one) == (True, False)
+    for gpu, since in (("gb200", "0.21.0"), ("gb300", "1.2.0")):
+        rows = rows_of(printed_by("--gpu", gpu).partition(VLLM_TABLE)[0])
+        assert rows["deepseek-r1", "fp8"] == ["8", since]
     refused = run_command("variants", "--gpu", "h300")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 

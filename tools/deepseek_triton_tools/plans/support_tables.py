@@ -168,10 +168,11 @@ def support_of(variant: Variant, precision: str) -> Support | None:
     )
 
 
-def _since(variant: Variant) -> str:
-    """Return the oldest release that a repository with the model is written for."""
+def _since(variant: Variant, shown: list[Gpu]) -> str:
+    """Return the oldest release that a repository with the model is written for, on one of these GPUs."""
     # By the numbers alone, because a record takes 10 ms to read.
-    return max(RELEASES[-1], variant.min_release or RELEASES[-1], key=version_numbers)
+    oldest = min((gpu.min_release or RELEASES[-1] for gpu in shown), key=version_numbers)
+    return max(oldest, variant.min_release or RELEASES[-1], key=version_numbers)
 
 
 def _gpu_tables(served: Served, chosen: list[Gpu]) -> Iterator[Table]:
@@ -186,7 +187,7 @@ def _gpu_tables(served: Served, chosen: list[Gpu]) -> Iterator[Table]:
                 variant.name,
                 f"{weights.precision}{'' if weights.model else '*'}",
                 *(str(cell.vllm_gpus or "-") if is_vllm else _count(cell) for cell in cells[part]),
-                *([] if is_vllm else [_since(variant)]),
+                *([] if is_vllm else [_since(variant, chosen[part])]),
             )
             for variant, weights, cells in served
             if weights.precision != other
@@ -247,7 +248,7 @@ def _document(served: Served, chosen: list[Gpu]) -> dict[str, object]:
                 "model": checkpoint.model or None,
                 "also_named": list(checkpoint.alternatives),
                 "weight_bytes": checkpoint.weight_bytes or None,
-                "min_release": _since(variant),
+                "min_release": _since(variant, chosen),
                 "gpus": [asdict(cell) for cell in cells],
             }
             for variant, checkpoint, cells in served
