@@ -354,6 +354,7 @@ REFUSED = [
     (requests(0), "concurrency 0"),
     (by_hand((FRACTION, 0.001)), "leaves room for"),
     (by_hand(("max_num_token", 3072)), "did you mean"),
+    (by_hand(("use_cuda_graph", True)), "has cuda_graph_config instead"),
     (by_hand(("moe_config.backend", "DEEPGEMM")), "moe_config"),
     (by_hand(("kv_cache_config", 5)), "expected a mapping"),
     (by_hand(("speculative_config.num_nextn_predict_layers", 2)), "use --mtp N, which sets both"),

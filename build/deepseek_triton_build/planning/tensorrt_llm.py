@@ -19,7 +19,7 @@ from deepseek_triton_build.data.planned_settings import (
 )
 from deepseek_triton_build.data.releases import Release, honoured_fields, sampler_of
 from deepseek_triton_build.data.setting_types import bounded_type
-from deepseek_triton_build.data.spelling import canonical, spell
+from deepseek_triton_build.data.spelling import canonical, moved, spell
 from deepseek_triton_build.planning.backend_settings import Arguments, EngineLimits, refuse_misfit, with_own_arguments
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.planning.trtllm_settings import choose_environment, choose_settings, unset_environment
@@ -260,6 +260,8 @@ def _check(release: Release, key: str, value: Any) -> Iterable[str]:
     """
     if key in _NOT_BY_HAND:
         raise RefusedPlanError(f"--set {key}: {_NOT_BY_HAND[key]}")
+    if release.find_key(key) is None and (instead := moved(key, release.version)):
+        raise RefusedPlanError(f"{key}: TensorRT-LLM {release.version} has {instead} instead")
     found = release.require_key(key)
     if value is None and not found.sections:
         raise RefusedPlanError(f"{key}: expected a value, got null")
