@@ -27,7 +27,7 @@ from deepseek_triton_tools.doctor.findings import Expected
 from deepseek_triton_tools.doctor.hosts import compare
 from deepseek_triton_tools.doctor.machine import Done, Machine
 from deepseek_triton_tools.doctor.mpi_exchange import steps_in
-from deepseek_triton_tools.doctor.tuning import read_gpus
+from deepseek_triton_tools.doctor.tuning import Surroundings, UnreadableError
 from deepseek_triton_tools.evaluation.harness import read_rows
 from deepseek_triton_tools.evaluation.questions import open_answers
 from deepseek_triton_tools.generating.batch import BatchRows, open_input
@@ -191,7 +191,8 @@ def gpu_tables(data: bytes) -> None:
 
 def gpu_xml(data: bytes) -> None:
     machine: Any = FakedMachine(runs={"nvidia-smi -q -x": Done(code=0, out=data.decode("utf-8", "replace"))})
-    read_gpus(machine)
+    with may_refuse(UnreadableError):
+        Surroundings(machine=machine, expected=Expected()).gpus()
 
 
 def checkpoint_of_host(data: bytes) -> None:

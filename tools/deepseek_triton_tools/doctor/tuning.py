@@ -71,19 +71,28 @@ class SettingReading(NamedTuple):
 class Surroundings:
     machine: Machine
     expected: Expected
-    gpus: Sequence[ElementTree.Element]
-    """The element `gpu` of `nvidia-smi -q -x` for each GPU."""
-    why_no_gpus: str = ""
 
-    def need_gpus(self) -> Sequence[ElementTree.Element]:
-        """:raises UnreadableError: when there are none."""
-        if not self.gpus:
-            raise UnreadableError(self.why_no_gpus)
-        return self.gpus
+    def gpus(self) -> Sequence[ElementTree.Element]:
+        """Return the element `gpu` of `nvidia-smi -q -x` for each GPU.
+
+        :raises UnreadableError: when there are none.
+        """
+        done = self.machine.run("nvidia-smi", "-q", "-x")
+        if done.code == NOT_FOUND:
+            raise UnreadableError("no nvidia-smi")
+        if done.code != 0:
+            raise UnreadableError(f"nvidia-smi -q -x: {[*(done.out + done.err).strip().splitlines(), 'failed'][0]}")
+        try:
+            gpus = ElementTree.fromstring(done.out).findall("gpu")
+        except ElementTree.ParseError as error:
+            raise UnreadableError(f"nvidia-smi -q -x: {error}") from error
+        if not gpus:
+            raise UnreadableError("nvidia-smi names no GPU")
+        return gpus
 
     def command(self, options: str, numbers: Sequence[int], program: str = "nvidia-smi") -> str:
         """Return the command that sets something for the GPUs of these numbers."""
-        selection = "" if len(numbers) == len(self.gpus) else f"-i {','.join(map(str, numbers))} "
+        selection = "" if len(numbers) == len(self.gpus()) else f"-i {','.join(map(str, numbers))} "
         return f"sudo {program} {selection}{options}"
 
 
@@ -104,8 +113,7 @@ class Advice(NamedTuple):
 
 def read_settings(machine: Machine, expected: Expected) -> tuple[MachineSetting, ...]:
     """Return every setting, in the order in which they are shown."""
-    gpus, why = read_gpus(machine)
-    surroundings = Surroundings(machine=machine, expected=expected, gpus=gpus, why_no_gpus=why)
+    surroundings = Surroundings(machine=machine, expected=expected)
     settings = []
     for advice in ADVICE:
         state: SettingState = "unknown"
@@ -129,19 +137,6 @@ def read_settings(machine: Machine, expected: Expected) -> tuple[MachineSetting,
         )
         settings.append(setting)
     return tuple(settings)
-
-
-def read_gpus(machine: Machine) -> tuple[Sequence[ElementTree.Element], str]:
-    """Return the GPUs' elements, and why there is none."""
-    done = machine.run("nvidia-smi", "-q", "-x")
-    if done.code == NOT_FOUND:
-        return [], "no nvidia-smi"
-    if done.code != 0:
-        return [], f"nvidia-smi -q -x: {[*(done.out + done.err).strip().splitlines(), 'failed'][0]}"
-    try:
-        return ElementTree.fromstring(done.out).findall("gpu"), "nvidia-smi names no GPU"
-    except ElementTree.ParseError as error:
-        return [], f"nvidia-smi -q -x: {error}"
 
 
 def _told(gpu: ElementTree.Element, *paths: str) -> str | None:
@@ -188,7 +183,7 @@ def _switch(path: str, advised: str, option: str, after: str = "") -> Reader:
     """
 
     def read(surroundings: Surroundings) -> SettingReading:
-        values = [_told(gpu, path) for gpu in surroundings.need_gpus()]
+        values = [_told(gpu, path) for gpu in surroundings.gpus()]
         other = [number for number, value in enumerate(values) if value not in (advised, None)]
         if not any(values):
             raise UnreadableError(_NOT_TOLD)
@@ -222,7 +217,7 @@ def read_power(surroundings: Surroundings) -> SettingReading:
             watts(gpu, "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"),
             watts(gpu, "gpu_power_readings/max_power_limit", "power_readings/max_power_limit"),
         )
-        for number, gpu in enumerate(surroundings.need_gpus())
+        for number, gpu in enumerate(surroundings.gpus())
     ]
     if not any(now and most for _, now, most in limits):
         raise UnreadableError(_NOT_TOLD)
@@ -233,7 +228,7 @@ def read_power(surroundings: Surroundings) -> SettingReading:
 
 
 def read_boost(surroundings: Surroundings) -> SettingReading:
-    surroundings.need_gpus()
+    surroundings.gpus()
     done = surroundings.machine.run("nvidia-smi", "boost-slider", "-l")
     # Each row of its table has GPU, the word vboost, the highest and the present value.
     rows = [(int(number), int(now), int(most)) for number, most, now in re.findall(_SLIDER, done.out)]
@@ -250,7 +245,7 @@ def read_boost(surroundings: Surroundings) -> SettingReading:
 
 def read_clocks(surroundings: Surroundings) -> SettingReading:
     found, held = [], []
-    for number, gpu in enumerate(surroundings.need_gpus()):
+    for number, gpu in enumerate(surroundings.gpus()):
         words = ", ".join(
             f"{name} {_told(gpu, f'clocks/{clock}') or '?'} of {_told(gpu, f'max_clocks/{clock}') or '?'}"
             for name, clock in (("SM", "sm_clock"), ("memory", "mem_clock"))
@@ -278,7 +273,7 @@ def read_pdl(surroundings: Surroundings) -> SettingReading:
     found = f"{'unset' if value is None else value}, TensorRT-LLM {release}"
     if not is_before(release, "1.2"):
         return SettingReading(found, value in (None, "1"), [f"unset {_PDL}"], "unset or 1")
-    if not any(_told(gpu, "product_architecture") == "Blackwell" for gpu in surroundings.need_gpus()):
+    if not any(_told(gpu, "product_architecture") == "Blackwell" for gpu in surroundings.gpus()):
         return SettingReading(found, True, advised="anything: no figure is published for these GPUs")
     return SettingReading(found, value == "1", [f"export {_PDL}=1"], "1")
 
@@ -286,7 +281,7 @@ def read_pdl(surroundings: Surroundings) -> SettingReading:
 def read_gpu_nodes(surroundings: Surroundings) -> SettingReading:
     machine = surroundings.machine
     # sysfs calls the device 0000:1b:00.0 that is 00000000:1B:00.0 for nvidia-smi.
-    addresses = [gpu.get("id", "").lower().partition(":") for gpu in surroundings.need_gpus()]
+    addresses = [gpu.get("id", "").lower().partition(":") for gpu in surroundings.gpus()]
     folders = [f"{_PCI}/{domain[-4:]}:{rest}" for domain, _, rest in addresses]
     nodes = [machine.read(f"{folder}/numa_node").strip() for folder in folders]
     if "-1" in nodes:  # ABI/testing/sysfs-bus-pci: the firmware names no node
