@@ -1,5 +1,6 @@
 """The checks on the real machine, and the same checks sent to a bare Python."""
 
+import json
 import os
 import resource
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import zipfile
+from dataclasses import asdict
 from io import BytesIO
 
 import pytest
@@ -18,9 +20,8 @@ from deepseek_triton_tools.doctor.examine import (
     REPORT_PREFIX,
     examine,
     report_from_json,
-    report_to_json,
 )
-from deepseek_triton_tools.doctor.findings import Expected, expected_from_json, expected_to_json
+from deepseek_triton_tools.doctor.findings import Expected, expected_from_json
 from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, examine_by_command, pack
 from deepseek_triton_tools.doctor.machine import NOT_FOUND, Machine
 from deepseek_triton_tools.doctor.storage import repository_digest
@@ -38,9 +39,9 @@ EVERYTHING = Expected(
 
 
 def test_expected_and_a_report_travel_whole():
-    assert expected_from_json(expected_to_json(EVERYTHING)) == EVERYTHING
+    assert expected_from_json(json.dumps(asdict(EVERYTHING))) == EVERYTHING
     report = examine(FakedMachine(), Expected(), host="here")
-    assert report_from_json(report_to_json(report)) == report
+    assert report_from_json(json.dumps(asdict(report))) == report
     for text in ("{", "[]", "{}", '{"findings": [{}]}', '{"findings": []}'):
         with pytest.raises(ValueError):  # noqa: PT011 - JSONDecodeError is one
             report_from_json(text)

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.doctor.examine import examine, report_from_json, report_to_json
+from deepseek_triton_tools.doctor.examine import examine, report_from_json
 from deepseek_triton_tools.doctor.findings import Expected
 from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, examine_by_command
 from deepseek_triton_tools.doctor.machine import Done, HostProcess, Machine
@@ -246,7 +246,7 @@ def test_a_list_of_cpus_is_read_as_it_is_written(numbers):
 def test_settings_travel_whole_from_a_python_with_nothing_installed():
     report = examine(machine(), R1, host="here")
     assert (report.findings, len(report.settings)) == ((), 14)
-    assert report_from_json(report_to_json(report)) == report
+    assert report_from_json(json.dumps(asdict(report))) == report
     result = examine_by_command([sys.executable, "-I", "-S", "-c", BOOTSTRAP], TUNE, host="there")
     here = [setting.id for setting in read_settings(Machine(), TUNE)]
     assert [setting.id for setting in result.report.settings] == here

@@ -125,25 +125,21 @@ def examine(
 
 
 def _reported(check: MachineCheck, machine: Machine, expected: Expected, host: str) -> Reported:
-    finding = _run(check, machine, expected)
+    try:
+        finding = check.run(machine, expected)
+        if not concerns(check.needs, expected):  # it still says no to the capabilities that need it
+            finding = replace(finding, level="skipped")
+    except gpu.NoGpusError:  # check_gpus says why
+        finding = skipped("no GPU is seen")
+    except OSError as problem:
+        what = f"{problem.filename}: " if problem.filename else ""
+        finding = skipped(f"can't be checked: {what}{problem.strerror or problem}")
+    except Exception as problem:  # a fault in one check must not hide what the others found
+        what = f"{type(problem).__name__}: {problem}"
+        finding = warning("the check itself failed", what, "this is a bug in doctor: report it with this line")
     of_repository = tuple(name for name in check.needs if name in NEED_REPOSITORY)
     needs = of_repository if isinstance(finding, RepositoryFinding) else check.needs
     return Reported(check=check.id, title=check.title, host=host, finding=finding, needs=needs)
-
-
-def _run(check: MachineCheck, machine: Machine, expected: Expected) -> MachineFinding:
-    try:
-        finding = check.run(machine, expected)
-        # A skipped finding still says no to the capabilities that need it.
-        return finding if concerns(check.needs, expected) else replace(finding, level="skipped")
-    except gpu.NoGpusError:  # check_gpus says why
-        return skipped("no GPU is seen")
-    except OSError as problem:
-        what = f"{problem.filename}: " if problem.filename else ""
-        return skipped(f"can't be checked: {what}{problem.strerror or problem}")
-    except Exception as problem:  # a fault in one check must not hide what the others found
-        what = f"{type(problem).__name__}: {problem}"
-        return warning("the check itself failed", what, "this is a bug in doctor: report it with this line")
 
 
 def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
@@ -159,7 +155,7 @@ def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
     sources: Mapping[str, Callable[[], str | None]] = {
         MACHINE: lambda: f"{machine.hostname}, boot {machine.read(_BOOT_ID).strip()}",
         "GPUs": lambda: gpu.gpu_models(gpu.gpus(machine)),
-        "GPU driver": lambda: gpu.driver_version(machine),
+        "GPU driver": lambda: gpu.gpus(machine)[0].driver,
         "repository": lambda: (
             storage.repository_digest(machine, expected.repository)
             if expected.repository and machine.is_folder(expected.repository)
@@ -171,10 +167,6 @@ def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
         with suppress(OSError, gpu.NoGpusError):  # a check has reported it
             facts[name] = source()
     return {name: value for name, value in facts.items() if value}
-
-
-def report_to_json(report: HostReport) -> str:
-    return json.dumps(asdict(report))
 
 
 def report_from_json(text: str) -> HostReport:
@@ -198,4 +190,4 @@ def main() -> None:
     # hosts.BOOTSTRAP has put the zip first.
     with zipfile.ZipFile(sys.path[0]) as packed:
         expected = expected_from_json(packed.read(EXPECTED_FILE).decode())
-    print(f"\n{REPORT_PREFIX}{report_to_json(examine(Machine(), expected))}", flush=True)
+    print(f"\n{REPORT_PREFIX}{json.dumps(asdict(examine(Machine(), expected)))}", flush=True)

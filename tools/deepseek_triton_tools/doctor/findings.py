@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from deepseek_triton_tools.doctor.machine import Machine
@@ -73,10 +73,6 @@ class Expected:
     @property
     def has_several_hosts(self) -> bool:
         return self.num_nodes > 1 or len(self.hosts) > 1
-
-
-def expected_to_json(expected: Expected) -> str:
-    return json.dumps(asdict(expected))
 
 
 def expected_from_json(text: str) -> Expected:

@@ -206,11 +206,6 @@ def catalogue_names(gpu: InstalledGpu) -> tuple[str, ...]:
     return next((names for pattern, names in _CATALOGUE_NAMES.items() if re.search(pattern, text)), ())
 
 
-def driver_version(machine: Machine) -> str:
-    """:raises NoGpusError: when no GPU is seen."""
-    return gpus(machine)[0].driver
-
-
 def gpu_models(installed: Sequence[InstalledGpu]) -> str:
     """Return such as `8 x NVIDIA H200, 143771 MiB`."""
     models = Counter((gpu.name, gpu.memory_mib) for gpu in installed)
@@ -246,7 +241,7 @@ def is_on_the_bus(machine: Machine) -> bool:
 
 
 def check_driver(machine: Machine, expected: Expected) -> MachineFinding:
-    version = driver_version(machine)
+    version = gpus(machine)[0].driver
     tag = container_tag(machine)
     needed = expected.drivers.get(tag or "", expected.driver)
     if needed is None or not is_before(version, needed):

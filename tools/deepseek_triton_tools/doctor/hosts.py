@@ -6,13 +6,14 @@ The checks travel as a zip, which a bare `python3` runs from its standard input 
 from __future__ import annotations
 
 import io
+import json
 import shlex
 import subprocess
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from deepseek_triton_tools.doctor.examine import (
@@ -30,7 +31,6 @@ from deepseek_triton_tools.doctor.findings import (
     Expected,
     Reported,
     error,
-    expected_to_json,
     ok,
     warning,
 )
@@ -188,7 +188,7 @@ def pack(expected: Expected) -> bytes:
     with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as packed:
         for name, path in sent_files():
             packed.writestr(f"{_PACKAGE}/{name}", path.read_bytes())
-        packed.writestr(EXPECTED_FILE, expected_to_json(expected))
+        packed.writestr(EXPECTED_FILE, json.dumps(asdict(expected)))
     return content.getvalue()
 
 
