@@ -13,7 +13,7 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_client import SamplingParams
-from deepseek_triton_tools.bench.dataset_files import read_conversations
+from deepseek_triton_tools.bench.dataset_files import FileConversationSource
 from deepseek_triton_tools.bench.result import read_result
 from deepseek_triton_tools.bench.workload import DatasetOptions
 from deepseek_triton_tools.checkpoints.activation_scales import read_torch_archive
@@ -88,7 +88,7 @@ def _answers(path: Path) -> None:
 
 def _dataset(path: Path) -> None:
     options = DatasetOptions(file=path)
-    read_conversations(path, options, range(100), count_tokens=lambda texts: [len(text) for text in texts])
+    FileConversationSource(options, range(100), count_tokens=lambda texts: [len(text) for text in texts])
 
 
 def _batch(path: Path) -> None:

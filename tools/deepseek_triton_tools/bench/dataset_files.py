@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -216,42 +215,6 @@ class FileConversations(Sequence[Conversation]):
         return tuple(np.concatenate([*blocks, own])[: prompt.length].tolist())
 
 
-def read_conversations(
-    path: Path,
-    options: DatasetOptions,
-    vocabulary: range,
-    count_tokens: TokenCounter | None = None,
-    most: int | None = None,
-    vocab_size: int | None = None,
-) -> FileConversations:
-    """Return all conversations of a file.
-
-    :param path: `-` is standard input.
-    :param count_tokens: says how long ShareGPT's prompts and answers are.
-    :param most: count no more of them than are needed for so many conversations.
-    :param vocab_size: token ids are below it; None where it is not known.
-    :raises ToolError: when the file can't be used. Each of its first ten problems is one line on stderr.
-    """
-    name = file_name(path)
-    is_trace = False
-    with open(os.dup(0) if str(path) == "-" else path, "rb") as file:
-        if file.peek().lstrip().startswith(b"["):
-            rows = list(islice(_sharegpt_rows(name, file.read(), options, count_tokens), most))
-        else:
-            lines = ((n, line) for n, line in enumerate(file, 1) if line.strip())
-            rows = checked_rows(name, "line", lines, partial(parse_row, vocab_size=vocab_size))
-            is_trace = any(row.at_s is not None for row in rows)
-            if options.output is not None:
-                lengths = options.output.draw(len(rows), options.seed).tolist()
-                rows = [replace(row, output_tokens=length) for row, length in zip(rows, lengths, strict=True)]
-            rows = _trace(name, rows, options) if is_trace else _shuffled(rows, options)
-    if options.speedup != 1 and not is_trace:
-        raise ToolError(f"--trace-speedup: only with a trace, and {name} has no timestamps", exit_code=2)
-    if not rows:
-        raise ToolError(f"{name} has no request that can be sent")
-    return FileConversations(list(enumerate(rows)), vocabulary, options.seed)
-
-
 def _shuffled(rows: list[Any], options: DatasetOptions) -> list[Any]:
     """Give the order that benchmark_serving gives for the seed."""
     if options.shuffle:
@@ -350,16 +313,36 @@ class FileConversationSource:
         most: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """See `read_conversations`. Raises ToolError when the file can't be used."""
+        """Read `options.file`, of which `-` is standard input.
+
+        :param count_tokens: says how long ShareGPT's prompts and answers are.
+        :param most: count no more of them than are needed for so many conversations.
+        :param vocab_size: token ids are below it; None where it is not known.
+        :raises ToolError: when the file can't be used. Each of its first ten problems is one line on stderr.
+        """
         assert options.file is not None
         self.options = options
-        self._name = file_name(options.file)
-        self._conversations = read_conversations(options.file, options, vocabulary, count_tokens, most, vocab_size)
+        self._name = name = file_name(options.file)
+        self.is_trace = False
+        with open(os.dup(0) if str(options.file) == "-" else options.file, "rb") as file:
+            if file.peek().lstrip().startswith(b"["):
+                rows = list(islice(_sharegpt_rows(name, file.read(), options, count_tokens), most))
+            else:
+                lines = ((n, line) for n, line in enumerate(file, 1) if line.strip())
+                rows = checked_rows(name, "line", lines, partial(parse_row, vocab_size=vocab_size))
+                self.is_trace = any(row.at_s is not None for row in rows)
+                if options.output is not None:
+                    lengths = options.output.draw(len(rows), options.seed).tolist()
+                    rows = [replace(row, output_tokens=length) for row, length in zip(rows, lengths, strict=True)]
+                rows = _trace(name, rows, options) if self.is_trace else _shuffled(rows, options)
+        if options.speedup != 1 and not self.is_trace:
+            raise ToolError(f"--trace-speedup: only with a trace, and {name} has no timestamps", exit_code=2)
+        if not rows:
+            raise ToolError(f"{name} has no request that can be sent")
+        self._conversations = FileConversations(list(enumerate(rows)), vocabulary, options.seed)
         self._next = 0
-        first = self._conversations[0][0]
-        self.num_requests = len(self._conversations)
-        self.is_trace = first.at_s is not None
-        self.is_text = isinstance(first.prompt, str)
+        self.num_requests = len(rows)
+        self.is_text = isinstance(self._conversations[0][0].prompt, str)
 
     def __call__(self, number: int, seed: int) -> FileConversations:
         """:raises ToolError: for a trace that has fewer. Of other files they are repeated, and stderr says so."""
