@@ -142,10 +142,8 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
         for point in named.result.points:
             where = f"{named.name}, {point.load.label}"
             runs = [run.figures for run in point.runs]
-            failed, sent = (
-                sum(one.failed for one in runs),
-                sum(one.completed + one.failed + one.cancelled for one in runs),
-            )
+            failed = sum(one.failed for one in runs)
+            sent = failed + sum(one.completed + one.cancelled for one in runs)
             errors = [(count, text) for one in runs for text, count in one.errors.items()]
             if failed or errors:
                 why = f"; most often: {max(errors)[1]}" if errors else ""
