@@ -193,7 +193,7 @@ def test_nobody_is_told_of_probes(tmp_path):
         record = begin_record(route, [])
         observers.begins(record)
         observers.ends(record)
-        assert route.encode() not in observers.metrics()
+        assert route.encode() not in observers.metrics.text()
     observers.close()
     assert (tmp_path / "log").read_text() == ""
 

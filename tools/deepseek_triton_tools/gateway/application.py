@@ -130,7 +130,7 @@ async def fleet(request: ApiRequest) -> None:
 
 async def metrics(request: ApiRequest) -> None:
     servers = [(server.url, server.state == "up") for model in request.state.models for server in model.fleet.servers()]
-    body = request.state.observers.metrics(servers, names=_is_admin(request))
+    body = request.state.observers.metrics.text(servers, names=_is_admin(request))
     await request.exchange.respond(200, body, media_type=CONTENT_TYPE.encode())
 
 

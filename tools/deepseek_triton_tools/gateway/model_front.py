@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -175,7 +175,7 @@ class Observers:
         :raises OSError: when the access log can't be written
         :raises ModuleNotFoundError: for traces without the extra `tracing`
         """
-        self._metrics = GatewayMetrics()
+        self.metrics = GatewayMetrics()
         self._access_log = AccessLog(settings.access_log) if settings.access_log is not None else None
         self._traces = None
         if settings.traces_url is not None:
@@ -187,7 +187,7 @@ class Observers:
     def begins(self, record: HandledRequest) -> None:
         """The request's headers have come. `upstream_headers` may be set."""
         if record.route not in _PROBES:
-            self._metrics.begins(record)
+            self.metrics.begins(record)
             if self._traces is not None:
                 self._traces.begins(record)
 
@@ -195,15 +195,11 @@ class Observers:
         """The response has been sent, or its client has gone."""
         record.ended_s = time.perf_counter()
         if record.route not in _PROBES:
-            self._metrics.ends(record)
+            self.metrics.ends(record)
             if self._access_log is not None:
                 self._access_log.ends(record)
             if self._traces is not None:
                 self._traces.ends(record)
-
-    def metrics(self, servers_up: Iterable[tuple[str, bool]] = (), *, names: bool = True) -> bytes:
-        """The text for GET /metrics. servers_up: URL, and whether it gets requests. names: of servers and keys too."""
-        return self._metrics.text(servers_up, names=names)
 
     def close(self) -> None:
         if self._access_log is not None:

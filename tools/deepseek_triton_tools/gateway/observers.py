@@ -223,7 +223,8 @@ class GatewayMetrics:
     def text(self, servers_up: Iterable[tuple[str, bool]] = (), *, names: bool = True) -> bytes:
         """All of it in Prometheus's text format, over all processes.
 
-        servers_up: what this process knows now. names: with the series of single servers and API keys.
+        servers_up: URL, and whether it gets requests, as this process knows. names: with the series of single servers
+        and API keys.
         """
         known = dict(servers_up)
         for server, is_up in known.items():
