@@ -167,6 +167,9 @@ def test_bad_words_that_would_end_vllms_worker_are_refused(make_vllm):
 def test_a_request_that_vllm_refuses_gets_an_error_and_the_next_one_an_answer(faked):
     faked.core.refuse = VLLMValidationError("too long", parameter="prompt_logprobs")
     assert str(faked.refused()) == "prompt_logprobs: vLLM refused it: too long"
+    faked.core.refuse = RuntimeError()
+    faked.core.refuse.__cause__ = ValueError("no grammar")
+    assert faked.refused().code == ErrorCode.INVALID_ARGUMENT
     faked.core.refuse = RuntimeError("broken")
     error = faked.refused()
     assert (str(error), error.code) == ("vLLM failed: RuntimeError: broken", ErrorCode.INTERNAL)

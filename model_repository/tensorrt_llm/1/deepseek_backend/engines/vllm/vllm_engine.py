@@ -259,9 +259,10 @@ class VllmEngine(LoopEngine[OpenAnswer]):
             return error
         if isinstance(error, self._vllm.dead):
             return UnavailableError(CORE_DIED)
-        if isinstance(error, self._vllm.refusals):  # by the public way the refusal comes from generate()
-            return refusal(error, entry.request.sampling)
         cause = error.__cause__ or error  # generate() puts an exception of its own around it, without a message
+        for each in (error, cause):  # by the public way the refusal comes from generate(); 0.27 wraps its ValueErrors
+            if isinstance(each, self._vllm.refusals):
+                return refusal(each, entry.request.sampling)
         if isinstance(cause, self._vllm.retryable):
             return UnavailableError(f"vLLM can't take the request now: {describe(cause).rstrip('.')}{ASK_ANOTHER}")
         logger.error("a request failed in vLLM", exc_info=error)
