@@ -224,7 +224,7 @@ def started_ranks(
             )
         else:
             continue
-        line = program.line if tool is None else tool.line
+        line = (tool and tool.line) or program.line
         yield codes.WRONG_RANKS.finding(message, fix, file=file, line=line, key=None)
 
 
@@ -238,7 +238,7 @@ def repeated_servers(program: Program, batch: Sequence[str], *, file: str) -> It
                 f"{base_name(tool.text)} starts {count} servers on {num_nodes} nodes, and each starts its ranks itself"
             )
             fix = "start one process for each node"
-            yield codes.WRONG_RANKS.finding(message, fix, file=file, line=tool.line, key=None)
+            yield codes.WRONG_RANKS.finding(message, fix, file=file, line=tool.line or program.line, key=None)
 
 
 def check_kinds(config: ModelConfig, wanted: str) -> Iterator[Finding]:

@@ -69,7 +69,7 @@ from deepseek_triton_build.check.scripts import (
     variable_problems,
     vllm_variable_problems,
 )
-from deepseek_triton_build.check.shell_syntax import END, UNKNOWN
+from deepseek_triton_build.check.shell_syntax import UNKNOWN, UNSEEN
 from deepseek_triton_build.check.shell_words import Word, Written, base_name
 from deepseek_triton_build.check.start_script import lost_exports
 from deepseek_triton_build.data import spelling
@@ -84,7 +84,6 @@ from deepseek_triton_build.text import first_names
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _YAML_NAME = re.compile(r"[\w.-]+\.ya?ml\b")
-_UNSEEN = re.compile(f"{UNKNOWN}[^{END}]*{END}")
 _ASCII_UNKNOWN = ascii(UNKNOWN)[1:-1]
 # What a script finds its own folder with.
 _OWN_FOLDER = re.compile(r"BASH_SOURCE|dirname|\$0|\bpwd\b|\$PWD|SLURM_SUBMIT_DIR")
@@ -290,7 +289,7 @@ class _ProgramCheck(ModelCheck):
 
     def written(self, file: Written) -> Document | None:
         """Return the YAML that the script writes, with the keys whose values it alone does not give in `unseen`."""
-        text = _UNSEEN.sub(UNKNOWN, file.text)
+        text = UNSEEN.sub(UNKNOWN, file.text)
         document, findings = read_written_yaml(text, self.name, file.line)
         if UNKNOWN not in text:
             return self.keep((document, findings))

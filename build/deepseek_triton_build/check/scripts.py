@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -104,9 +105,9 @@ class ShellScript:
         """The scripts beside it that start it, and in which states."""
         name = Path(self.file).name
         found: list[tuple[ShellScript, State]] = []
-        for path in sorted(self.folder.iterdir()) if self.folder is not None and name != START_SCRIPT else ():
+        for path in sorted(self.folder.glob("*")) if self.folder is not None and name != START_SCRIPT else ():
             is_other = path.suffix in SCRIPT_SUFFIXES and path.name not in (name, START_SCRIPT, *self.started)
-            text = read_text(path, path.name) if is_other and path.is_file() else ""
+            text = read_text(path, path.name) if is_other and os.path.isfile(path) else ""
             if isinstance(text, str) and name in text:
                 caller = replace(self, file=path.name, text=text, started=(*self.started, name))
                 found += [(caller, state) for one in caller.started_commands if (state := one.start_of(name))]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from deepseek_triton_build.check.documents import read_text
-from deepseek_triton_build.check.shell_syntax import UNKNOWN, Body, Node, Raw, Redirect, parse
+from deepseek_triton_build.check.shell_syntax import UNKNOWN, UNSEEN, Body, Node, Raw, Redirect, parse
 from deepseek_triton_build.check.shell_words import (
     DEFAULT,
     MARKS,
@@ -67,13 +67,14 @@ class Command:
     """The numbers, among the script's commands, of those in the background that were started before."""
 
     def start_of(self, name: str) -> State | None:
-        """Return the state in which it starts the script of that name; None when it starts another program."""
+        """Return the state in which it starts the script of that name; None when it starts another program. What comes
+        from here has the line 0 there."""
         at = next((place for place, word in enumerate(self.words) if base_name(word.text) == name), None)
         if at is None or (at and base_name(self.words[0].text) not in _RUNNING):
             return None
-        arguments = tuple((text_of(word), word.line) for word in self.words[at + 1 :])
-        state = State(arguments=arguments, before=(*self.before, *self.words[:at]))
-        _Run.give(self.environment, state)
+        before = tuple(replace(word, line=0) for word in (*self.before, *self.words[:at]))
+        state = State(arguments=tuple((text_of(word), 0) for word in self.words[at + 1 :]), before=before)
+        _Run.give({name: replace(variable, line=0) for name, variable in self.environment.items()}, state)
         return state
 
 
@@ -400,7 +401,7 @@ class _Run(Expansion):
         """Run the texts among a command's words, and its input, that are scripts by themselves."""
         for position, (text, line) in enumerate(words):
             file = state.files.get(base_name(text)) if text.endswith(".sh") else None
-            if file is None and not (re.search(r"\s", text) and _HINT.search(text)):
+            if file is None and not (re.search(r"\s", UNSEEN.sub("", text)) and _HINT.search(text)):
                 continue
             child = state.copy(before=(*state.before, *command[:position]), output="", ended="")
             child.arguments = tuple(words[position + (1 if file else 2) :])

@@ -45,6 +45,7 @@ class Node:
 Body = tuple[Node, ...]
 UNKNOWN, END = "\ue000", "\ue001"
 """The script that runs alone knows what stands between these: shell_words.py has expanded the rest."""
+UNSEEN = re.compile(f"{UNKNOWN}[^{END}]*{END}")
 
 _BLANK = re.compile(r"(?:[ \t]|\\\n|(?<![^\s;&|()])#[^\n]*)+")
 _REDIRECT = re.compile(r"(?:\d+|\{\w+\})?(&>>|&>|<<<|<<-|<<|<>|>>|>\||<&|>&|<(?!\()|>(?!\())")

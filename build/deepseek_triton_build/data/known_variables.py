@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
+from itertools import compress
 
 from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.planned_settings import is_engine_variable
@@ -38,14 +39,14 @@ def nearest_variable(name: str) -> str | None:
     if name in known or any(re.match(family, name) for family in table["families"]):
         return None
     starts = tuple(table["libraries"])
-    if name.startswith(starts):
-        own = [entry for entry in known if entry.partition("_")[0] == name.partition("_")[0]]
-        return nearest_name(name, own, lacks_some=True)
+    own = name.partition("_")[0]
     # UCC_TLS is no misspelled UCX_TLS, and other makers have RCCL_, HCCL_ and so on.
     may_begin_wrong = not is_engine_variable(name) and not re.match("[A-Z]CCL_", name)
-    near = nearest_name(name, filter(lambda entry: entry.startswith(starts), known), lacks_some=True)
-    if near and may_begin_wrong:
-        return near
     # Those in mixed case are Open MPI's, which has many more: ..._if_exclude is no misspelled ..._if_include.
-    others = (entry for entry in known if entry.isupper() and not entry.startswith(starts))
-    return nearest_name(name, others, lacks_some=True)
+    likely = (
+        entry.partition("_")[0] == own
+        if name.startswith(starts)
+        else entry.isupper() and (may_begin_wrong or not entry.startswith(starts))
+        for entry in known
+    )
+    return nearest_name(name, compress(known, likely), lacks_some=True)

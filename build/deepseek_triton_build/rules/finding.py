@@ -68,7 +68,7 @@ class Code:
             message=message,
             fix=fix,
             file=file,
-            line=line,
+            line=line or None,
             key=key,
             issue=self.issue,
         )
