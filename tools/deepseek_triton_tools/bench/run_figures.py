@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,23 +88,16 @@ def run_timeline(records: Sequence[RequestRecord], bins: int) -> tuple[TimelineB
     ended = np.sort(_floats(record.ended_s for record in records))
     failed = _floats(record.ended_s for record in records if record.outcome == "failed")
     inflight = np.diff(_time_since(sent, edges) - _time_since(ended, edges)) / width
-    columns = (
-        edges[:-1],
-        np.maximum(inflight, 0.0),
-        _tokens_over_time(records, begin, width, bins),
-        *(np.histogram(times, edges)[0] for times in (sent, ended, failed)),
-    )
-    return tuple(
-        TimelineBin(
-            at_s=float(at),
-            inflight=float(under_way),
-            output_tokens=int(tokens),
-            requests_sent=int(num_sent),
-            requests_ended=int(num_ended),
-            failed=int(num_failed),
-        )
-        for at, under_way, tokens, num_sent, num_ended, num_failed in zip(*columns, strict=True)
-    )
+    columns: dict[str, NDArray[Any]] = {
+        "at_s": edges[:-1],
+        "inflight": np.maximum(inflight, 0.0),
+        "output_tokens": _tokens_over_time(records, begin, width, bins).astype(int),
+        "requests_sent": np.histogram(sent, edges)[0],
+        "requests_ended": np.histogram(ended, edges)[0],
+        "failed": np.histogram(failed, edges)[0],
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return tuple(TimelineBin(**dict(zip(columns, row, strict=True))) for row in rows)
 
 
 def _floats(values: Iterable[float]) -> Floats:
