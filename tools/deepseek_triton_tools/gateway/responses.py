@@ -52,7 +52,7 @@ class ResponseWriter:
         self._number = 0
         self._output: list[dict[str, object]] = []
         self._item: _Item | None = None
-        self._response: dict[str, object] = {
+        self.document: dict[str, object] = {
             "id": _new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
@@ -70,15 +70,11 @@ class ResponseWriter:
             "truncation": "disabled",
             **echoed,
         }
-
-    @property
-    def document(self) -> dict[str, object]:
         """The response as it is now."""
-        return self._response
 
     def begin(self) -> bytes:
-        return self._event("response.created", {"response": self._response}) + self._event(
-            "response.in_progress", {"response": self._response}
+        return self._event("response.created", {"response": self.document}) + self._event(
+            "response.in_progress", {"response": self.document}
         )
 
     def reasoning(self, text: str) -> bytes:
@@ -120,14 +116,14 @@ class ResponseWriter:
     ) -> bytes:
         """reason: why the response is incomplete. error: {code, message} of one that failed."""
         events = self._end_item("completed" if status == "completed" else "incomplete")
-        self._response |= {"status": status, "error": error}
+        self.document |= {"status": status, "error": error}
         if usage is not None:
-            self._response["usage"] = usage
+            self.document["usage"] = usage
         if status == "completed":
-            self._response["completed_at"] = int(time.time())
+            self.document["completed_at"] = int(time.time())
         if reason is not None:
-            self._response["incomplete_details"] = {"reason": reason}
-        return events + self._event(f"response.{status}", {"response": self._response})
+            self.document["incomplete_details"] = {"reason": reason}
+        return events + self._event(f"response.{status}", {"response": self.document})
 
     def _begin_item(
         self, stem: str, prefix: str, document: Mapping[str, object], part: dict[str, object] | None
@@ -233,7 +229,7 @@ class ResponsesAnswer(Answer):
             events = self._writer.end("incomplete", usage=self._usage(), reason="max_output_tokens")
         else:
             events = self._writer.end("completed", usage=self._usage())
-        return events if self._stream else msgspec.json.encode(self._writer.document)
+        return events if self._stream else _encode(self._writer.document)
 
     def fail(self, code: str, message: str) -> bytes:
         """The last events of a response whose first events a client has already."""
