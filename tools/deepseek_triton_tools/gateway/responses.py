@@ -15,8 +15,8 @@ from deepseek_triton_tools.gateway.chat import ChatChoice, chat_parts
 from deepseek_triton_tools.gateway.chat_request import EFFORT, ChatRequest
 from deepseek_triton_tools.gateway.model_front import log_failure, openai_error
 from deepseek_triton_tools.gateway.openai_answers import Answer, give
-from deepseek_triton_tools.gateway.openai_fields import invalid
-from deepseek_triton_tools.gateway.responses_request import not_kept, read_responses_request
+from deepseek_triton_tools.gateway.openai_fields import OpenAIError, invalid
+from deepseek_triton_tools.gateway.responses_request import NO_STATE, read_responses_request
 from deepseek_triton_tools.gateway.tool_call_parser import ArgumentsPiece, CallBegins, TextPiece
 from deepseek_triton_tools.gateway.triton_call import Part, UpstreamError
 
@@ -284,4 +284,6 @@ async def count_input_tokens(request: ApiRequest) -> None:
 
 
 async def kept_response(request: ApiRequest) -> None:
-    raise not_kept(request.exchange.path_parameters["response_id"])
+    response_id = request.exchange.path_parameters["response_id"]
+    message = f"No response with the id {response_id!r} is here, because {NO_STATE}."
+    raise OpenAIError(404, message, param="response_id", code="response_not_found")

@@ -310,9 +310,3 @@ def _answer_form(given: Mapping[str, object]) -> dict[str, object]:
     if effort is not None:
         chat["reasoning_effort"] = effort
     return chat
-
-
-def not_kept(response_id: str) -> OpenAIError:
-    """The answer to a request for a response by its id."""
-    message = f"No response with the id {response_id!r} is here, because {NO_STATE}."
-    return OpenAIError(404, message, param="response_id", code="response_not_found")
