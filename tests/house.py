@@ -44,7 +44,7 @@ REACHED: dict[str, float] = {
     "lines of tools": 39_550,
     "lines of client": 5_650,
     "private functions with one caller, %": 17,
-    "modules that one module imports": 81,
+    "modules that one module imports": 80,
     "test lines": 84_450,
 }
 LEAST_COMMENTS = 2.0  # lines with nothing but a comment, % of code lines
