@@ -27,7 +27,7 @@ def opened(tmp_path_factory):
         NamedResult(name=EVIL, result=made_up_result([made_up_point(n) for n in LOADS], model=EVIL)),
         NamedResult(name="repeated", result=made_up_result([made_up_point(n, runs=(1.2, 1.3)) for n in LOADS])),
     ]
-    write_report(path, results, [ExpectedPoint(name=EVIL, tps_user=30, tps_gpu=900)])
+    write_report(path, results, [ExpectedPoint(tps_user=30, tps_gpu=900)])
     with Browser(tmp_path_factory.mktemp("profile")) as browser:
 
         @contextmanager

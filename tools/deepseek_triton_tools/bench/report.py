@@ -68,9 +68,8 @@ class NamedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedPoint:
-    """The figures that a recipe promises, in output tokens a second."""
+    """The published figures of a preset, in output tokens a second."""
 
-    name: str
     tps_user: float
     """The mean over requests of output tokens / end-to-end latency: `Figures.user_throughput`."""
     tps_gpu: float
@@ -339,7 +338,7 @@ def pareto_picture(results: Sequence[NamedResult], expected: Sequence[ExpectedPo
 
 
 def _expected_points(expected: Sequence[ExpectedPoint], most_tps_user: float) -> Json:
-    """Their names, which are long, point to the middle of the picture."""
+    """Their labels point to the middle of the picture."""
     widest = max(most_tps_user, *(point.tps_user for point in expected))
     return {
         "type": "scatter",
@@ -347,7 +346,7 @@ def _expected_points(expected: Sequence[ExpectedPoint], most_tps_user: float) ->
         "name": "expected",
         "x": [point.tps_user for point in expected],
         "y": [point.tps_gpu for point in expected],
-        "text": [escape(point.name, quote=False) for point in expected],
+        "text": ["published"] * len(expected),
         "textposition": [f"top {'left' if 2 * point.tps_user > widest else 'right'}" for point in expected],
         "marker": {"symbol": "star", "size": 12, "color": "var(--quiet)"},
         "hovertemplate": "expected: %{text}<br>%{x:,.4~r} tok/s/user<br>%{y:,.4~r} tok/s/GPU<extra></extra>",

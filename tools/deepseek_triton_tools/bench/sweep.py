@@ -211,7 +211,6 @@ def expected_points(preset: BenchPreset) -> list[ExpectedPoint]:
     """Return the published throughputs of a preset, for pictures."""
     return [
         ExpectedPoint(
-            name="published",
             tps_user=point.published["user_throughput"],
             tps_gpu=point.published["output_throughput_per_gpu"],
         )
