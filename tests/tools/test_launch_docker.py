@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from deepseek_triton_build.data.vllm import DEFAULT_VLLM
 from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.launch_settings import StopTimes
 from support.cached_checkpoint import write_checkpoint
@@ -131,7 +132,7 @@ def test_options(launched, repository):
 
 SERVED = {
     "trtllm-serve": ("--engine tensorrt_llm", "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"),
-    "vllm-serve": ("--engine vllm", "vllm/vllm-openai:v0.24.0"),
+    "vllm-serve": ("--engine vllm", f"vllm/vllm-openai:v{DEFAULT_VLLM}"),
 }
 
 

@@ -144,7 +144,7 @@ def test_what_vllm_does_not_take_is_a_line_each(planned):
     )
     document, settings, notes = planned(script, "--gpu", "h200", name="r1.sh")
     assert (document["gpus"], *values(settings, "data_parallel_size", "node_rank")) == (8, 8, None)
-    parts = ("VLLM_USE_V1", "MINE", "-tp 4 within", "node_rank: 1", "--no-such-flag", "$LONGEST")
+    parts = ("VLLM_USE_V1", "MINE", "-tp 4 within", "node_rank: 1", "--no-such-flag", "--max-model-len (line 2)")
     assert [part for part in parts if sum(part in note for note in notes.splitlines()) != 1] == []
 
 

@@ -125,7 +125,7 @@ def test_what_a_form_does_not_take_is_refused(capsys):
         (["files", "--hold", "/models/R1"], "expected --hold by itself, or =auto, =lock or =watch"),
         (["report", "x", "--hold"], "--hold is an option of warm files"),
         (["evict", "x", "--ready-file", "y"], "--ready-file is an option of warm files, warm server"),
-        (["files", "x", "--rate", "1G"], "--rate is an option of warm form"),
+        (["files", "x", "--rate", "1G"], "--rate is an option of plan, warm form"),
         (["files", "x", "--batch-sizes", "1,2"], "--batch-sizes is an option of warm server"),
         (["server", ""], "argument URL: expected a value, got nothing"),
         (["server", "http://localhost:1", "x", "y"], "unrecognized arguments: y"),

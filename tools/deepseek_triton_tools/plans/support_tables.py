@@ -31,10 +31,8 @@ from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 
 SCHEMA = "deepseek-triton/variants/1"
-# Columns of a terminal from which one table holds every GPU.
-_WIDE = 110
-# GPUs of one table on a narrower terminal.
-_FIT_80_COLUMNS = 4
+# Characters of a table beside the names of variant and GPUs: its edge, precision and release, and the blanks between.
+_OTHER_COLUMNS = 23
 _LEGEND = (
     "GPUs of one instance: with TensorRT-LLM the fewest as published (and as recommended for the best performance), "
     "with vLLM the fewest that fit by arithmetic; -: can't work or is not published; *: your own checkpoint: --model, "
@@ -177,8 +175,15 @@ def _since(variant: Variant, shown: list[Gpu]) -> str:
 
 def _gpu_tables(served: Served, chosen: list[Gpu]) -> Iterator[Table]:
     """Yield the tables with a column for each GPU: of TensorRT-LLM, then of vLLM."""
-    at_once = len(chosen) if tables.width() >= _WIDE else _FIT_80_COLUMNS
-    parts = [slice(first, first + at_once) for first in range(0, len(chosen), at_once)]
+    room = tables.width() - _OTHER_COLUMNS - max((len(variant.name) for variant, *_ in served), default=0)
+    parts = []
+    first = used = 0
+    for place, gpu in enumerate(chosen):
+        used += len(gpu.name) + 2
+        if used > room and place > first:
+            parts.append(slice(first, place))
+            first, used = place, len(gpu.name) + 2
+    parts.append(slice(first, len(chosen)))
     titles = {"GPUs of one instance": "w4a16", "With --engine vllm": "w4a8"}  # title -> the other engine's precision
     for (title, other), part in itertools.product(titles.items(), parts):
         is_vllm = other == "w4a8"
