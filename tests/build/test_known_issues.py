@@ -40,7 +40,7 @@ def on_vllm(*settings, release="0.24.0", **facts):
     return on(*settings, release=release, engine=VllmDeployment, **facts)
 
 
-V32, FP4 = {"variant": "deepseek-v3.2-exp"}, {"precision": "fp4"}
+V32, FP4 = {"variant": "deepseek-v3.2"}, {"precision": "fp4"}
 CHUNKED = {REUSE: True, "enable_chunked_prefill": True}
 OLD, OLDER = {"release": "1.0.0"}, {"release": "0.21.0"}
 CASES = {  # what shows it, its severity, and a neighbour that doesn't
