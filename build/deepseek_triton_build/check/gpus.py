@@ -196,14 +196,25 @@ def are_left_to_slurm(program: Program, batch: Sequence[str]) -> bool:
 
 
 def started_ranks(
-    program: Program, num_ranks: int, gpu: Gpu | None, batch: Sequence[str], *, file: str
+    program: Program,
+    programs: Sequence[Program],
+    num_ranks: int,
+    gpu: Gpu | None,
+    batch: Sequence[str],
+    *,
+    file: str,
 ) -> Iterator[Finding]:
     """Compare the processes that are started for a program of TensorRT-LLM with its ranks.
 
+    :param programs: all that the script starts.
     :param batch: the options that the batch script gives to Slurm.
     """
+    # Beside the right number, one process by itself prepares something, such as the dataset of a benchmark.
+    is_prepared = any(_launch(start, batch).processes == num_ranks for one in programs for start in one.starts)
     for start in program.starts:
         tool, count, num_nodes, has_launcher = _launch(start, batch)
+        if count == 1 and is_prepared:
+            continue
         name = "the batch script" if tool is None else base_name(tool.text)
         each = -(-count // num_nodes) if count is not None and num_nodes else 1
         if has_launcher and count is not None and count != num_ranks:

@@ -388,7 +388,10 @@ class _ProgramCheck(ModelCheck):
             if are_left_to_slurm(self.program, batch):
                 self.unchecked.append(f"what starts the tasks that {self.name} asks Slurm for, as nothing in it does")
                 return
-            self.findings += started_ranks(self.program, self.num_ranks, self.known.gpu, batch, file=self.name)
+            programs = self.script.programs
+            self.findings += started_ranks(
+                self.program, programs, self.num_ranks, self.known.gpu, batch, file=self.name
+            )
 
     def compare_gpus(self, way: str, what: str, file: str, line: int | None, key: str) -> None:
         """Compare the ranks with the GPUs that are shown to them, or else with those that the user names. Of several
