@@ -54,7 +54,7 @@ class ProgramFlags:
     unread: list[str] = field(default_factory=list)
     """Flags that are not recorded here."""
     unseen: list[str] = field(default_factory=list)
-    """What the script alone does not give, in words: the flags, and the lines where more of them may be."""
+    """Flags that the script alone gives no value, and the lines where more flags may be, in words."""
     is_open: bool = False
     """Whether more flags may be given than can be seen."""
     findings: list[Finding] = field(default_factory=list)

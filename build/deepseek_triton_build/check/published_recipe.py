@@ -40,7 +40,7 @@ _OF_A_NODE = ("nnodes", "node_rank", "master_addr", "master_port", "headless")
 
 @dataclass(kw_only=True)
 class PublishedRecipe:
-    """What a file says that a plan can take."""
+    """A file's part that a plan can take."""
 
     name: str
     """The file's, as reasons and notes call it."""
@@ -50,7 +50,7 @@ class PublishedRecipe:
     settings: dict[str, Any] = field(default_factory=dict)
     """The engine's arguments, by dotted paths, as --set takes them."""
     notes: list[str] = field(default_factory=list)
-    """What is not taken as it stands: one line each."""
+    """Lines about each thing that is not taken as it stands."""
 
     def leave_out(self, said: str) -> None:
         self.notes.append(f"{self.name}: {said}; left out")

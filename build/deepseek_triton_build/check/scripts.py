@@ -186,7 +186,7 @@ class Program:
 
     @property
     def gpus_shown(self) -> tuple[str, Variable | None]:
-        """What shows it GPUs, and which: CUDA_VISIBLE_DEVICES, or docker's option with a number or a list of them."""
+        """The name of CUDA_VISIBLE_DEVICES, or of docker's option with a number or a list of GPUs, and its value."""
         for before, word in pairwise((Word("", 0), *self.starts[0])):
             option, _, text = (
                 word.text.partition("=") if word.text.startswith("--gpus=") else (before.text, "", word.text)

@@ -123,7 +123,7 @@ class Variant:
     thinks: bool = False
     """Whether the model reasons before each answer unless its chat template is told otherwise."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """What every conversation has to ask its chat format for, because the model was made for nothing else."""
+    """Arguments of the chat format that every conversation has to give: the model was made for nothing else."""
     relaxed_acceptance: bool = False
     """Whether TensorRT-LLM's relaxed acceptance of MTP drafts is made for the model."""
     trust_remote_code: bool = False

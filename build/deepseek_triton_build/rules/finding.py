@@ -38,7 +38,7 @@ class Code:
     code: str
     severity: Severity
     issue: str | None = None
-    """As in Finding."""
+    """The name of the entry in data/known_issues.yaml; None for a rule."""
 
     @property
     def title(self) -> str:

@@ -84,7 +84,7 @@ _STRICT_KEYS = (
     *("const", "default", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     "multipleOf",
 )
-"""What DeepSeek keeps of a strict tool's schema, in its order."""
+"""Keys of a strict tool's schema that DeepSeek keeps, in its order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +103,17 @@ class V4Form:
 
     @property
     def known_efforts(self) -> list[str]:
-        """What reasoning_effort may be, also the words that mean the same as another."""
+        """The values of reasoning_effort, also those that mean the same as another."""
         return ["none", *self.efforts, *_SAME_EFFORTS, *(["1-100"] if self.takes_numbers else [])]
 
     @property
+    def blank(self) -> str:
+        """The blank before the name of each tag of a call, or none."""
+        return self.calls.removesuffix(self.calls.lstrip())
+
+    @property
     def block(self) -> str:
-        """What begins a block of calls, on lines of its own."""
+        """The beginning of a block of calls, on lines of its own."""
         return f"\n\n<{DSML}{self.calls}>\n"
 
 
@@ -124,7 +129,8 @@ V41 = V4Form(
     json_object=f'{_SCHEMA}{{"type": "json_object"}}',
 )
 _NEW_NAME = re.compile("0731|0813")
-"""Of checkpoints with V4's encoding of July 2026. No key of config.json tells: V4-Flash-DSpark has the older one."""
+"""Matches names of checkpoints with V4's encoding of July 2026. No key of config.json tells it: V4-Flash-DSpark has the
+older one."""
 _SAME_EFFORTS = {"minimal": "low", "medium": "high", "xhigh": "high", "ultra": "max"}
 
 
@@ -165,8 +171,7 @@ def render_v4(
     first_text = ""
     if tools:
         shown = "\n".join(json.dumps(_shown(tool["function"]), ensure_ascii=False) for tool in tools)
-        blank = form.calls.removesuffix(form.calls.lstrip())
-        first_text += "\n\n" + _TOOLS.replace("@calls", form.calls).replace("@", blank) % shown
+        first_text += "\n\n" + _TOOLS.replace("@calls", form.calls).replace("@", form.blank) % shown
     if reply_format == JSON_OBJECT:
         first_text += form.json_object
     elif reply_format:
@@ -218,7 +223,6 @@ class _Turns:
     def __init__(self, form: V4Form, *, keeps_reasoning: bool) -> None:
         self._form = form
         self._keeps_reasoning = keeps_reasoning
-        self._blank = form.calls.removesuffix(form.calls.lstrip())
 
     def text(self, messages: Messages) -> str:
         text = ""
@@ -252,7 +256,7 @@ class _Turns:
         return text
 
     def _calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        invoke, parameter = (f"{DSML}{self._blank}{name}" for name in ("invoke", "parameter"))
+        invoke, parameter = (f"{DSML}{self._form.blank}{name}" for name in ("invoke", "parameter"))
         written = []
         for call in calls:
             name, text = call["function"]["name"], call["function"]["arguments"]
