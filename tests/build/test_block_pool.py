@@ -1,0 +1,139 @@
+"""The pool of blocks that vLLM keeps DeepSeek-V4's KV cache in. The figures come from the code of vLLM 0.25.1 and
+0.33.0, computed, where no log is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepseek_triton_build.arithmetic.block_pool import block_pool
+from deepseek_triton_build.arithmetic.gpu_memory import GIB
+from deepseek_triton_build.catalog import load_vllm
+
+RATIOS = {"flash": [0, 0, *[4, 128] * 20, 4], "pro": [128, 128, *[4, 128] * 29, 4]}
+
+
+def pool_of(model, version, gib=40.0, tokens=8192, **more):
+    return block_pool(int(gib * GIB), RATIOS[model], load_vllm(version), max_num_batched_tokens=tokens, **more)
+
+
+# Model, version, draft layers, bytes of a block; of its compressed caches, two groups of windows, states.
+BLOCKS = [
+    ("flash", "0.25.1", 0, 1_039_680, [1002240, 823680, 786240, 967680, 748800]),
+    ("flash", "0.25.1", 1, 1_039_680, [1002240, 823680, 823680, 967680, 748800]),
+    ("flash", "0.25.1", 3, 1_077_120, [1002240, 861120, 861120, 967680, 748800]),
+    ("flash", "0.33.0", 0, 1_002_240, [1002240, 823680, 786240, 870912, 656640]),
+    ("flash", "0.33.0", 1, 1_002_240, [1002240, 823680, 823680, 870912, 656640]),
+    ("flash", "0.33.0", 3, 1_002_240, [1002240, 861120, 861120, 870912, 656640]),
+    ("pro", "0.25.1", 0, 1_473_408, [1435968, 1160640, 1123200, 1382400, 1160640]),
+    ("pro", "0.25.1", 1, 1_473_408, [1435968, 1160640, 1160640, 1382400, 1160640]),
+    ("pro", "0.25.1", 3, 1_510_848, [1435968, 1198080, 1198080, 1382400, 1160640]),
+    ("pro", "0.33.0", 0, 1_435_968, [1435968, 1160640, 1123200, 1244160, 1017792]),
+    ("pro", "0.33.0", 1, 1_435_968, [1435968, 1160640, 1160640, 1244160, 1017792]),
+    ("pro", "0.33.0", 3, 1_435_968, [1435968, 1198080, 1198080, 1244160, 1017792]),
+]
+
+
+def test_a_block_has_the_bytes_of_each_version():
+    for model, version, draft_layers, size, groups in BLOCKS:
+        pool = pool_of(model, version, draft_layers=draft_layers)
+        assert (pool.bytes_per_block, [group.size for group in pool.groups]) == (size, groups), (model, version)
+
+
+# Of 40 GiB: model, version, max_num_batched_tokens, max_model_len; blocks, and the tokens that vLLM logs.
+LOGGED = [
+    ("flash", "0.25.1", 8192, 8192, 41310, 113408),
+    ("flash", "0.25.1", 8192, 65536, 41310, 839470),
+    ("flash", "0.25.1", 8192, 131072, 41310, 1555468),
+    ("flash", "0.25.1", 8192, 1048576, 41310, 6131164),
+    ("flash", "0.25.1", 512, 8192, 41310, 1427896),
+    ("flash", "0.25.1", 512, 65536, 41310, 5872651),
+    ("flash", "0.25.1", 512, 131072, 41310, 7551721),
+    ("flash", "0.25.1", 512, 1048576, 41310, 10071303),
+    ("flash", "0.33.0", 8192, 8192, 42853, 104355),
+    ("flash", "0.33.0", 8192, 65536, 42853, 404787),
+    ("flash", "0.33.0", 8192, 131072, 42853, 780765),
+    ("flash", "0.33.0", 8192, 1048576, 42853, 4169106),
+    ("flash", "0.33.0", 512, 8192, 42853, 740615),
+    ("flash", "0.33.0", 512, 65536, 42853, 4023516),
+    ("flash", "0.33.0", 512, 131072, 42853, 5887660),
+    ("flash", "0.33.0", 512, 1048576, 42853, 9901857),
+    ("pro", "0.25.1", 8192, 8192, 29149, 78574),
+    ("pro", "0.25.1", 8192, 65536, 29149, 582233),
+    ("pro", "0.25.1", 8192, 131072, 29149, 1080185),
+    ("pro", "0.25.1", 8192, 1048576, 29149, 4292226),
+    ("pro", "0.25.1", 512, 8192, 29149, 986729),
+    ("pro", "0.25.1", 512, 65536, 29149, 4099375),
+    ("pro", "0.25.1", 512, 131072, 29149, 5291714),
+    ("pro", "0.25.1", 512, 1048576, 29149, 7098221),
+    ("pro", "0.33.0", 8192, 8192, 29909, 72834),
+    ("pro", "0.33.0", 8192, 65536, 29909, 282518),
+    ("pro", "0.33.0", 8192, 131072, 29909, 544930),
+    ("pro", "0.33.0", 8192, 1048576, 29909, 2909803),
+    ("pro", "0.33.0", 512, 8192, 29909, 516908),
+    ("pro", "0.33.0", 512, 65536, 29909, 2808189),
+    ("pro", "0.33.0", 512, 131072, 29909, 4109258),
+    ("pro", "0.33.0", 512, 1048576, 29909, 6910943),
+]
+
+
+def test_the_capacity_is_what_vllm_logs():
+    for model, version, tokens, longest, blocks, logged in LOGGED:
+        pool = pool_of(model, version, tokens=tokens)
+        found = (pool.num_blocks, int(pool.logged_concurrency(longest) * longest))
+        assert found == (blocks, logged), (model, version, tokens, longest)
+
+
+LENGTHS = (1024, 8192, 65536, 131072, 1048576)
+HELD = [  # requests of LENGTHS that 40 GiB hold while all decode
+    ("flash", "0.25.1", [1377, 712, 146, 76, 10]),
+    ("flash", "0.33.0", [1428, 738, 151, 79, 10]),
+    ("pro", "0.25.1", [971, 502, 103, 54, 7]),
+    ("pro", "0.33.0", [996, 515, 106, 55, 7]),
+]
+
+
+def test_requests_that_decode_hold_few_blocks():
+    for model, version, held in HELD:
+        pool = pool_of(model, version)
+        assert [pool.num_blocks // pool.held(length) for length in LENGTHS] == held, (model, version)
+        assert all(pool.tokens_each(number) >= length for number, length in zip(held, LENGTHS, strict=True))
+
+
+def test_logs_of_others_say_the_same():
+    """HowToSpark's log of Flash with DSpark; vllm-project/vllm#44376, where 6.66 GiB are needed for 30,000 tokens, and
+    5.44 GiB are enough for 13,528 (16,384 batched tokens are assumed, LLM's default there)."""
+    spark = pool_of("flash", "0.25.1", 17.21, draft_layers=3)
+    assert spark.logged_concurrency(2**20) * 2**20 == pytest.approx(2_555_830, rel=0.02)
+    for gib, longest in ((6.66, 30_000), (5.44, 13_528)):
+        assert pool_of("flash", "0.25.1", gib, tokens=16_384).longest_start == pytest.approx(longest, rel=0.02)
+
+
+# Version -> bytes of a block, tokens of a prompt under way at 8,192 batched ones, blocks for the check as vLLM starts.
+ERAS = {
+    "0.24.0": (1_039_680, 8192, 40834),
+    "0.25.1": (1_039_680, 8192, 40834),
+    "0.27.1": (1_002_240, 16384, 40834),
+    "0.31.0": (1_002_240, 16384, 42852),
+    "0.33.0": (1_002_240, 16384, 42852),
+}
+
+
+def test_versions_differ():
+    """As their wheels' kv_cache_utils.py have it."""
+    for version, facts in ERAS.items():
+        pool = pool_of("flash", version)
+        assert (pool.bytes_per_block, pool.in_flight, pool.checked_blocks) == facts, version
+    assert pool_of("flash", "0.33.0", async_scheduling=False).in_flight == 8192
+
+
+def test_blocks_for_a_prompt_keep_requests_away():
+    few, many = (pool_of("flash", "0.27.1", 8.0, tokens=tokens).requests(8192, 1024) for tokens in (512, 8192))
+    assert (few[1], many[1]) == (True, True)
+    assert few[0] > many[0]
+    assert pool_of("flash", "0.27.1", 2.0).requests(8192, 1024) == (0, True)
+
+
+def test_plain_rows_take_their_own_pages():
+    """FLASHINFER_MLA_SPARSE_DSV4 on SM100."""
+    for rows, pages in {"bf16": {65536, 8704, 2048}, "fp8": {32768, 8704, 1024}}.items():
+        assert pool_of("flash", "0.33.0", rows=rows).groups[0].pages.keys() == pages
