@@ -87,17 +87,21 @@ def test_reasoning_and_answer_are_told_apart_on_request():
     assert texts_of(chunks) == [("Hm.", ""), ("", ""), ("", "a"), ("", "")]
 
 
-def test_stop_strings_and_reasoning():
-    sequence = buffer(stop=("END",), separate_reasoning=True)
-    assert texts_of(take_each(sequence, ["<think>Hm.E", "ND</think>a"])) == [("Hm.", ""), ("", "")]
-    assert sequence.matched_stop
-    for include_stop, answer in (False, ""), (True, "a"):
-        sequence = buffer(stop=("</think>\na",), include_stop=include_stop, separate_reasoning=True)
-        assert texts_of(take_each(sequence, ["<think>Hm.", "</think>", "\na", "b"]))[-1] == ("", answer)
-    held_by_both = take_each(buffer(stop=("END",), separate_reasoning=True), ["<think>Hm.", "</thi", "EN"])
-    held_by_one = take_each(buffer(stop=("END",)), ["abE", "N"])
-    assert texts_of(held_by_both)[-1] == ("</thiEN", "")
-    assert texts_of(held_by_one) == [("", "ab"), ("", ""), ("", "EN")]
+def test_stop_strings_are_searched_in_the_answer_and_not_in_its_reasoning():
+    for include_stop, answer in (False, "a"), (True, "aEND"):
+        sequence = buffer(stop=("END", "</think>"), include_stop=include_stop, separate_reasoning=True)
+        chunks = take_each(sequence, ["<think>Hm.E", "ND</think>a", "ENDb"])
+        assert "".join(chunk.reasoning for chunk in chunks) == "Hm.END"
+        assert "".join(chunk.text for chunk in chunks) == answer
+        assert sequence.matched_stop
+    (*_, held), (*_, cut) = (
+        take_each(buffer(stop=("<thE",), separate_reasoning=True), texts) for texts in (["a<t", "h"], ["<th", "E"])
+    )
+    assert (held.text, held.stop_reason, cut.text, cut.stop_reason) == ("<th", None, "", "<thE")
+    last = take_each(buffer(stop=("<th",), separate_reasoning=True), ["<th"])[-1]
+    assert (last.text, last.finish_reason, last.stop_reason) == ("", "stop", "<th")  # held for <think>
+    assert texts_of(take_each(buffer(stop=("END",)), ["abE", "N"])) == [("", "ab"), ("", ""), ("", "EN")]
+    assert texts_of(take_each(buffer(stop=("</think>",)), ["<think>a</think>"])) == [("", "<think>a")]
 
 
 def test_the_first_outcome_stays():

@@ -224,7 +224,8 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
     _switch("ignore_eos", "Go on after the end token, up to max_tokens."),
     _text(
         "stop",
-        "Strings that end the text. They are not part of it unless include_stop_str_in_output is true.",
+        "Strings that end the text. They are not part of it unless include_stop_str_in_output is true. With "
+        "separate_reasoning they are not searched in the reasoning.",
         many=True,
         plain_name=False,
     ),

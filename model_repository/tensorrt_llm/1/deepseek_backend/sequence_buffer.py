@@ -255,7 +255,7 @@ class SequenceBuffer:
         if step.handover is not None:
             self._chunk.handover = step.handover
         if step.text:
-            self._split(self._filter.push(step.text))
+            self._split(step.text)
         if not self._reasoning_is_over:
             self._count_reasoning(step.token_ids)
         if self._filter.matched is not None:
@@ -275,10 +275,10 @@ class SequenceBuffer:
         self._chunk.stop_reason = stop_reason
         if self._chunk.handover is not None:
             return  # text that is held back is not certain: the generation server goes on with it
-        if self._filter.matched is None:
-            self._split(self._filter.finish())
-        if self._splitter is not None:
-            self._keep(*self._splitter.finish())
+        reasoning, text = self._splitter.finish() if self._splitter is not None else ("", "")
+        self._keep(reasoning, self._filter.push(text) + self._filter.finish())
+        if self._filter.matched is not None:
+            self.finish_reason, self._chunk.stop_reason = "stop", self._filter.matched
 
     def has_news(self) -> bool:
         """There is something for a stream's next chunk, and it is due."""
@@ -339,7 +339,7 @@ class SequenceBuffer:
         if self._echo:
             self._keep("", self._echo)
         if self._begun:
-            self._split(self._begun)
+            self._keep(*self._splitter.push(self._begun) if self._splitter is not None else ("", self._begun))
         self._echo = self._begun = ""
 
     def _count_reasoning(self, token_ids: Sequence[int]) -> None:
@@ -354,10 +354,9 @@ class SequenceBuffer:
         self._reasoning_is_over |= self._splitter is not None and self._splitter.is_past
 
     def _split(self, text: str) -> None:
-        if self._splitter is not None:
-            self._keep(*self._splitter.push(text))
-        else:
-            self._keep("", text)
+        """Keep the engine's text. As at DeepSeek, no stop string is searched in the reasoning."""
+        reasoning, text = self._splitter.push(text) if self._splitter is not None else ("", text)
+        self._keep(reasoning, self._filter.push(text))
 
     def _keep(self, reasoning: str, text: str) -> None:
         if reasoning:
