@@ -52,6 +52,8 @@ def test_a_chunk_has_its_text_and_the_last_one_the_outcome_and_the_usage():
     usage = {"num_input_tokens": [3], "num_output_tokens": [2], "num_cached_tokens": [1]}
     outcome = {"text_output": ["llo"], "finish_reason": ["length"]}
     assert response(ended(text="llo", num_cached_tokens=1)) == outcome | usage
+    usage.pop("num_cached_tokens")
+    assert response(ended(text="llo", num_cached_tokens=None)) == outcome | usage
 
 
 def test_everything_asked_for_has_the_type_that_the_contract_declares():

@@ -92,7 +92,7 @@ def test_what_the_torch_sampler_of_each_release_has(make_engine, monkeypatch, re
         assert [[entry.token_id for entry in token] for token in step.logprobs] == [[t] for t in step.token_ids]
         assert all(token[0].rank == 1 and token[0].logprob <= 0 for token in step.logprobs)
     cached = harness.run("x" * 99, max_tokens=5)[-1].num_cached_tokens
-    assert cached == (96 if release.startswith("1.2.") else 0)
+    assert cached == (96 if release.startswith("1.2.") else None)
     # From 1.2 on, an assertion of TensorRT-LLM fails when the last response of an aborted request is read.
     request = harness.submit(max_tokens=3000, ignore_eos=True, logprobs=0)
     harness.sink.wait_for(lambda: len(harness.steps_of(request)) >= 3)

@@ -213,6 +213,27 @@ def test_usage_in_each_chunk_at_the_end_or_not_at_all():
         assert ("usage" in chunks[0], chunks[-1]["choices"] == []) == (usage, usage)
 
 
+COUNTS = [  # what the parts tell, and the usage beside the three counts that are always there
+    ([{}], {}),
+    ([{}, {"num_cached_tokens": 0}], {"hit": 0, "miss": 5}),
+    ([{"num_cached_tokens": 4}, {"num_reasoning_tokens": 0}], {"hit": 4, "miss": 1, "reasoning": 0}),
+]
+
+
+def test_what_no_server_counts_is_left_out_of_the_usage():
+    for told_by, expected in COUNTS:
+        parts = [Part(text="a", finish_reason="stop", num_input_tokens=5, **fields) for fields in told_by]
+        usage = whole(read_chat_request({"messages": MESSAGES}), [parts])["usage"]
+        assert [usage.pop(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")] == [5, 0, 5]
+        wanted = {}
+        if "hit" in expected:
+            wanted = {f"prompt_cache_{kind}_tokens": expected[kind] for kind in ("hit", "miss")}
+            wanted["prompt_tokens_details"] = {"cached_tokens": expected["hit"]}
+        if "reasoning" in expected:
+            wanted["completion_tokens_details"] = {"reasoning_tokens": expected["reasoning"]}
+        assert usage == wanted
+
+
 # --- text completions -------------------------------------------------------------------------------------------------
 
 

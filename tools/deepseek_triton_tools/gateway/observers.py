@@ -61,8 +61,8 @@ class HandledRequest:
     that is left before its end too."""
     num_input_tokens: int = 0
     num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_reasoning_tokens: int = 0
+    num_cached_tokens: int | None = None
+    num_reasoning_tokens: int | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
     ended_s: float | None = None
@@ -204,9 +204,9 @@ class GatewayMetrics:
         self._count("retries_total", record.retries)
         self._count("clients_left_total", int(record.client_left), model)
         self._count("prompt_tokens_total", record.num_input_tokens, model)
-        self._count("cached_prompt_tokens_total", record.num_cached_tokens, model)
+        self._count("cached_prompt_tokens_total", record.num_cached_tokens or 0, model)
         self._count("generated_tokens_total", record.num_output_tokens, model)
-        self._count("reasoning_tokens_total", record.num_reasoning_tokens, model)
+        self._count("reasoning_tokens_total", record.num_reasoning_tokens or 0, model)
         if record.server:
             self._count("server_requests_total", 1, record.server, str(record.status))
         if record.key_name:

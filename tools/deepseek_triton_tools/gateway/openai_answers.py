@@ -114,11 +114,11 @@ def finish_of(finish_reason: str, stop_reason: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens of all choices together. Each prompt counts once."""
+    """Tokens of all choices together. Each prompt counts once. None is a count that no part has told."""
 
     num_output: int = 0
-    num_reasoning: int = 0
-    _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    num_reasoning: int | None = None
+    _prompts: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     """A prompt's number -> its tokens, and those of them that were cached."""
 
     @property
@@ -126,26 +126,31 @@ class TokenCounts:
         return sum(num_tokens for num_tokens, _ in self._prompts.values())
 
     @property
-    def num_cached(self) -> int:
-        return sum(num_cached for _, num_cached in self._prompts.values())
+    def num_cached(self) -> int | None:
+        known = [num_cached for _, num_cached in self._prompts.values() if num_cached is not None]
+        return sum(known) if known and len(known) == len(self._prompts) else None
 
     def add(self, part: Part, prompt: int = 0) -> None:
         self.num_output += part.num_output_tokens
-        self.num_reasoning += part.num_reasoning_tokens
+        if part.num_reasoning_tokens is not None:
+            self.num_reasoning = (self.num_reasoning or 0) + part.num_reasoning_tokens
         if part.num_input_tokens:
-            _, num_cached = self._prompts.get(prompt, (0, 0))
-            self._prompts[prompt] = part.num_input_tokens, max(num_cached, part.num_cached_tokens)
+            _, before = self._prompts.get(prompt, (0, None))
+            known = [num_cached for num_cached in (before, part.num_cached_tokens) if num_cached is not None]
+            self._prompts[prompt] = part.num_input_tokens, max(known, default=None)
 
     def document(self) -> dict[str, object]:
-        return {
+        document: dict[str, object] = {
             "prompt_tokens": self.num_input,
             "completion_tokens": self.num_output,
             "total_tokens": self.num_input + self.num_output,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached},
-            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning},
-            "prompt_cache_hit_tokens": self.num_cached,
-            "prompt_cache_miss_tokens": self.num_input - self.num_cached,
         }
+        if (cached := self.num_cached) is not None:
+            document["prompt_tokens_details"] = {"cached_tokens": cached}
+            document |= {"prompt_cache_hit_tokens": cached, "prompt_cache_miss_tokens": self.num_input - cached}
+        if self.num_reasoning is not None:
+            document["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning}
+        return document
 
 
 class AnswerChoice:

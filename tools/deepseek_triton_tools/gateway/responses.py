@@ -239,9 +239,9 @@ class ResponsesAnswer(Answer):
         counts = self.counts
         return {
             "input_tokens": counts.num_input,
-            "input_tokens_details": {"cached_tokens": counts.num_cached, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": counts.num_cached or 0, "cache_write_tokens": 0},
             "output_tokens": counts.num_output,
-            "output_tokens_details": {"reasoning_tokens": counts.num_reasoning},
+            "output_tokens_details": {"reasoning_tokens": counts.num_reasoning or 0},
             "total_tokens": counts.num_input + counts.num_output,
         }
 

@@ -31,7 +31,7 @@ _RELEASE_S = 60.0
 _RELEASE_PAUSE_S = 0.5
 """Until another generation server is asked to fetch it."""
 _WITHOUT_END: dict[str, Any] = {"finish_reason": "", "stop_reason": "", "context_phase_params": ""}
-_WITHOUT_END |= {"num_output_tokens": 0, "num_reasoning_tokens": 0}
+_WITHOUT_END |= {"num_output_tokens": 0, "num_reasoning_tokens": None}
 """The end and the counts of a context server's part, which the generation server's answer has too."""
 _log = logging.getLogger(__name__)
 

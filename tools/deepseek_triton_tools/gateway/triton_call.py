@@ -21,8 +21,8 @@ class Part(
     """The part of a response that is about one sequence. The names are the wire contract's outputs (docs/contract.md).
 
     sequence: its number in the request. finish_reason: "" while the sequence goes on. num_output_tokens: those since
-    the sequence's previous Part. logprobs, prompt_logprobs: JSON, "" where there is none. context_phase_params: the
-    end of a context server's answer.
+    the sequence's previous Part. num_cached_tokens, num_reasoning_tokens: None where the part doesn't tell. logprobs,
+    prompt_logprobs: JSON, "" where there is none. context_phase_params: the end of a context server's answer.
     """
 
     sequence: int = 0
@@ -32,8 +32,8 @@ class Part(
     stop_reason: str = ""
     num_input_tokens: int = 0
     num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_reasoning_tokens: int = 0
+    num_cached_tokens: int | None = None
+    num_reasoning_tokens: int | None = None
     logprobs: str = ""
     prompt_logprobs: str = ""
     context_phase_params: str = ""

@@ -484,7 +484,11 @@ OUTPUTS: tuple[TensorSpec, ...] = (
         "num_input_tokens", Dtype.INT32, "Prompt length in tokens; 0 if the request ended before the length was known."
     ),
     _output("num_output_tokens", Dtype.INT32, "Tokens generated since the previous response that had this output."),
-    _output("num_cached_tokens", Dtype.INT32, "On the final response: prompt tokens found in the KV cache."),
+    _output(
+        "num_cached_tokens",
+        Dtype.INT32,
+        "On the final response: prompt tokens found in the KV cache. TensorRT-LLM before 1.2 does not tell.",
+    ),
     _output(
         "num_reasoning_tokens",
         Dtype.INT32,

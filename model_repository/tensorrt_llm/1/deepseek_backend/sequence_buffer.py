@@ -61,7 +61,8 @@ def outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest, *, several: 
     if parsed.separate_reasoning:
         result.append(_output("reasoning_output", [chunk.reasoning.encode() for chunk in chunks]))
     if ended:
-        result.append(_output("num_cached_tokens", [chunk.num_cached_tokens for chunk in chunks]))
+        if None not in (cached := [chunk.num_cached_tokens for chunk in chunks]):
+            result.append(_output("num_cached_tokens", cached))
         if parsed.separate_reasoning:
             result.append(_output("num_reasoning_tokens", [chunk.num_reasoning_tokens for chunk in chunks]))
     if chunks and (handover := chunks[0].handover) is not None:
@@ -151,7 +152,7 @@ class SequenceChunk:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     cumulative_logprob: float = 0.0
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = 0
     num_reasoning_tokens: int = 0
     perf_metrics: PerfMetrics | None = None
     handover: ContextHandover | None = None
@@ -178,7 +179,7 @@ class SequenceBuffer:
         self.index = index
         self.finish_reason: FinishReason | None = None
         self.num_input_tokens = 0
-        self.num_cached_tokens = 0
+        self.num_cached_tokens: int | None = 0
         self.num_output_tokens = 0
         """Tokens of the whole sequence so far."""
         self.cumulative_logprob = 0.0
@@ -234,13 +235,15 @@ class SequenceBuffer:
             if step.finish_reason is not None or step.error is not None:
                 self._awaits_metrics = False
                 self._chunk.perf_metrics = step.perf_metrics
-                self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
+                if step.num_cached_tokens != 0:
+                    self.num_cached_tokens = step.num_cached_tokens
             return
         if self._echo or self._begun:
             self._write_lead()
         self.num_input_tokens = step.num_input_tokens or self.num_input_tokens
         self.num_output_tokens += len(step.token_ids)
-        self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
+        if step.num_cached_tokens != 0:  # which steps before the one with the number have
+            self.num_cached_tokens = step.num_cached_tokens
         if step.logprobs:
             self.cumulative_logprob += sum(token[0].logprob for token in step.logprobs)
         if returned := self._parsed.returned:

@@ -301,7 +301,7 @@ class Service:
                 time.monotonic() - active.arrived_s,
                 num_input_tokens=sum(sequence.num_input_tokens for sequence in active.sequences),
                 num_output_tokens=sum(sequence.num_output_tokens for sequence in active.sequences),
-                num_cached_tokens=sum(sequence.num_cached_tokens for sequence in active.sequences),
+                num_cached_tokens=sum(sequence.num_cached_tokens or 0 for sequence in active.sequences),
             )
         elif active.error is not None and not active.parsed.stop:  # a stop request is answered by an error
             self._metrics.refused(active.error.code)

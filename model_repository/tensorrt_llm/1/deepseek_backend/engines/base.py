@@ -100,8 +100,8 @@ class Step:
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
     """One entry for each prompt token, None for the first. Set on the first step, where sampling.prompt_logprobs
     asks."""
-    num_cached_tokens: int = 0
-    """Number of prompt tokens found in the KV cache; known on the last step at the latest."""
+    num_cached_tokens: int | None = 0
+    """Number of prompt tokens found in the KV cache, on the last step at the latest; None where that is not known."""
     perf_metrics: PerfMetrics | None = None
     """Set on the last step, where sampling.return_perf_metrics asks for them."""
     generation_s: float | None = None

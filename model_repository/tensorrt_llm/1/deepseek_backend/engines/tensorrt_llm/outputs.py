@@ -107,9 +107,10 @@ class OutputIncrements:
         return token_ids, token_logprobs(token_ids, entries, self._sampling, self._tokenizer.text)
 
 
-def num_cached_tokens(output: Any) -> int:
-    """Return a RequestOutput's number of prompt tokens from the KV cache, which is known from 1.2 on."""
-    return getattr(output, "cached_tokens", 0) or 0
+def num_cached_tokens(output: Any) -> int | None:
+    """Return a RequestOutput's number of prompt tokens from the KV cache; None before 1.2, which doesn't tell."""
+    cached: int | None = getattr(output, "cached_tokens", None)
+    return cached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +307,7 @@ class ContextAnswer:
             ctx_request_id=kept and kept.ctx_request_id,
             opaque_state=kept.opaque_state if kept else b"",
             draft_tokens=None if kept is None or kept.draft_tokens is None else tuple(kept.draft_tokens),
-            num_cached_tokens=num_cached_tokens(self._output),
+            num_cached_tokens=num_cached_tokens(self._output) or 0,
         )
 
 
