@@ -7,6 +7,7 @@ import pytest
 
 from deepseek_backend.answer_format import with_answer_format
 from deepseek_backend.chat_rendering import ChatRenderer, find_chat_facts
+from deepseek_backend.config import CHAT_ENCODINGS
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
 from deepseek_backend.messages import NO_TOOLS, ToolUse, read_messages, read_tool_use
@@ -83,6 +84,8 @@ def test_the_form_follows_the_model_and_the_efforts_its_name():
     assert {name: v4_form("deepseek_v4", name) for name in named} == named
     assert v4_form("deepseek_v41", "x") is V41
     assert v4_form("deepseek_v32", "deepseek-v4-flash") is None
+    named = {"v4-preview": V4_PREVIEW, "v4-0731": V4, "v4.1": V41}
+    assert {encoding: v4_form("deepseek_v3", "x-0731", encoding) for encoding in CHAT_ENCODINGS} == named
     assert "Effort" not in rendered(V4_PREVIEW, [USER]).prompt
     assert rendered(V4_PREVIEW, [USER], reasoning_effort="max").prompt == rendered(V4, [USER]).prompt
     assert "Effort: 33 (" in rendered(V41, [USER], reasoning_effort=33).prompt

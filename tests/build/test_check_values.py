@@ -19,7 +19,7 @@ from support.checked import CONFIG, write
 
 VALUES = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
 CHOICES = ["exit", "unready", "error", "warn", "ignore", "delta", "cumulative"]
-CHOICES += ["tensorrt_llm", "reference", "simulated"]
+CHOICES += ["tensorrt_llm", "reference", "simulated", "v4-preview", "v4-0731", "v4.1"]
 
 
 def backend_takes(settings):

@@ -122,6 +122,8 @@ class Variant:
     min_release_source: str = ""
     thinks: bool = False
     """Whether the model reasons before each answer unless its chat template is told otherwise."""
+    chat_encoding: str = ""
+    """The backend's setting of that name, for a model without a chat template; empty where config.json tells all."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat format that every conversation has to give: the model was made for nothing else."""
     relaxed_acceptance: bool = False

@@ -49,6 +49,7 @@ BACKEND_SETTINGS: Mapping[str, str] = {
     "ignored_parameters": "list[str]",
     "cancellation_check_period_ms": "int 1..60000",
     "stream_mode": "Literal[delta, cumulative]",
+    "chat_encoding": "Literal[v4-preview, v4-0731, v4.1] | None",
     "separate_reasoning": "bool",
     "stream_interval": "int 1..2147483647 | None",
     "stream_interval_ms": "int 1..60000 | None",

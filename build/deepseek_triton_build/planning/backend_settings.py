@@ -159,6 +159,7 @@ def backend_settings(
     rows = [
         Setting(_ENGINE, target.engine, ENGINE_REASONS[target.engine]),
         *_transaction(target.request),
+        *_chat_encoding(target.variant),
         _default_max_tokens(target.request, workload, budget, limits),
         *(row for row in advised if not reasons[row.key]),
         Setting(f"{_WARMUP}.shapes", shapes, f"{reason}; `--set {_WARMUP}=null` leaves the warm-up out"),
@@ -202,6 +203,7 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
         Setting("model", request.model or variant.model, f"{variant.title}; {origin}"),
         Setting(_ENGINE, engine, ENGINE_REASONS[engine]),
         *_transaction(request),
+        *_chat_encoding(variant),
         _EMBEDDED_MAX_TOKENS[engine],
     ]
     if engine == "reference":
@@ -222,6 +224,11 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
             reason += "; engines/simulated/presets.py has its constants and their sources"
         settings.append(Setting("triton_config.engine_options.preset", preset, reason))
     return tuple(settings)
+
+
+def _chat_encoding(variant: Variant) -> list[Setting]:
+    reason = "how conversations are written; neither config.json nor every folder's name tells it"
+    return [Setting("triton_config.chat_encoding", variant.chat_encoding, reason)] if variant.chat_encoding else []
 
 
 def _transaction(request: PlanRequest) -> list[Setting]:

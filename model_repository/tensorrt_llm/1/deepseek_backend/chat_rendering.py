@@ -189,7 +189,7 @@ def find_chat_facts(
 
     :param is_v32: the checkpoint says that it is DeepSeek-V3.2. The Exp release of it has a template.
     :param form: how the engine writes calls, where its template can't tell.
-    :param v4: the checkpoint says that it is DeepSeek-V4 or V4.1.
+    :param v4: the checkpoint or the setting `chat_encoding` says that it is DeepSeek-V4 or V4.1.
     """
     if v4 is not None:
         return ChatFacts(form=CallForm(name=DSML_FORM.name, begins=v4.block, after_name=""), v4=v4, has_switch=True)

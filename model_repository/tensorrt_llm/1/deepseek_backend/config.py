@@ -19,6 +19,7 @@ from deepseek_backend.errors import UNREADABLE_YAML, ConfigError
 from deepseek_backend.field_values import check_value, quoted
 
 ENGINE_NAMES = ("tensorrt_llm", "vllm", "reference", "simulated")
+CHAT_ENCODINGS = ("v4-preview", "v4-0731", "v4.1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,9 @@ class BackendConfig:
     stream_interval_ms: int | None = None
     """Milliseconds for which a stream's text may wait, where the request does not say. None: no such time. Text leaves
     as soon as either bound is reached, and at once where neither is given."""
+    chat_encoding: str | None = None
+    """Which of DeepSeek-V4's encodings conversations are written in, one of CHAT_ENCODINGS. None: that of config.json's
+    model_type and the folder's name, or the chat template."""
     separate_reasoning: bool = False
     """Put the model's reasoning into reasoning_output, where the request does not say."""
     default_timeout_ms: int | None = None
@@ -179,6 +183,10 @@ _CHECKS: _Checks = {
     "stream_interval_ms": (
         _or_null(_whole(1, MAX_STREAM_INTERVAL_MS)),
         f"a whole number of milliseconds from 1 to {MAX_STREAM_INTERVAL_MS:,}, or null",
+    ),
+    "chat_encoding": (
+        _or_null(lambda value: value in CHAT_ENCODINGS),
+        f"one of {', '.join(CHAT_ENCODINGS)}, or null",
     ),
     "separate_reasoning": (lambda value: isinstance(value, bool), "true or false"),
     "default_timeout_ms": (_or_null(_whole(1, INT32_MAX)), "a whole number of milliseconds from 1, or null"),

@@ -134,7 +134,7 @@ class Service:
         engine, tokenizer = self._engine, self._engine.tokenizer
         form = FORMS.get(engine.capabilities.call_form)
         kind = model_type(self.config)
-        v4 = v4_form(kind, served_name(self.config.model))
+        v4 = v4_form(kind, served_name(self.config.model), self.config.chat_encoding)
         facts = find_chat_facts(engine, is_v32=kind == "deepseek_v32", form=form, v4=v4)
         self._chat = ChatRenderer(engine, facts, eos_token=tokenizer.special_tokens.get("eos_token", ""))
         ends = {tag: tokenizer.encode(tag, False) for tag in (CLOSING, *BEGINNINGS)}

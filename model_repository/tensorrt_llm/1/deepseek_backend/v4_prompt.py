@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from deepseek_backend.config import CHAT_ENCODINGS
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.tags import CLOSING, DSML, OPENING, V4_CALLS, V41_CALLS
@@ -128,17 +129,21 @@ V41 = V4Form(
     calls=V41_CALLS,
     json_object=f'{_SCHEMA}{{"type": "json_object"}}',
 )
+_FORMS = dict(zip(CHAT_ENCODINGS, (V4_PREVIEW, V4, V41), strict=True))
 _NEW_NAME = re.compile("0731|0813")
 """Matches names of checkpoints with V4's encoding of July 2026. No key of config.json tells it: V4-Flash-DSpark has the
 older one."""
 _SAME_EFFORTS = {"minimal": "low", "medium": "high", "xhigh": "high", "ultra": "max"}
 
 
-def v4_form(model_type: str, name: str) -> V4Form | None:
+def v4_form(model_type: str, name: str, encoding: str | None = None) -> V4Form | None:
     """Return how prompts are written for a checkpoint; None for one that is neither V4 nor V4.1.
 
     :param model_type: in its config.json.
+    :param encoding: the setting `chat_encoding`, which decides where it is there.
     """
+    if encoding:
+        return _FORMS[encoding]
     if model_type == "deepseek_v41":
         return V41
     if model_type != "deepseek_v4":
