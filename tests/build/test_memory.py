@@ -12,8 +12,8 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
     kv_bytes_per_token,
     make_budget,
     weight_bytes_per_gpu,
-    weights,
 )
+from deepseek_triton_build.arithmetic.weights import weights
 from deepseek_triton_build.catalog import RELEASES, find_gpu, find_variant, load_release, variants
 from deepseek_triton_build.rules.rule import Deployment
 

@@ -17,7 +17,7 @@ from deepseek_triton_build import (
     repository_files,
     write_repository,
 )
-from deepseek_triton_build.arithmetic.gpu_memory import weights
+from deepseek_triton_build.arithmetic.weights import weights
 from deepseek_triton_build.catalog import find_variant, gpus
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data import own_files

@@ -16,8 +16,8 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
     divides_experts,
     minimum_gpus,
     weight_bytes_per_gpu,
-    weights,
 )
+from deepseek_triton_build.arithmetic.weights import weights
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import (
     Architecture,
