@@ -32,7 +32,43 @@ def test_the_shapes_give_the_bytes_of_every_checkpoint():
             for name, checkpoint in weights_of.under_each_name().items():
                 parts = weights(variant.architecture, checkpoint)
                 left_out = parts.mtp + parts.mtp_experts if checkpoint.precision == "w4a16" else 0
+                left_out -= variant.architecture.host_bytes
                 assert parts.total - left_out == pytest.approx(checkpoint.weight_bytes, rel=0.01), name
+
+
+# Bytes of a GPU's weights without the draft and with it, from config.json's figures alone; the totals of the last two
+# lines of each pair are those of the shards' headers (bojieli/OpenTallas data/inventory).
+V4_BYTES = {
+    ("deepseek-v4-flash", "tp2"): (78_656_962_140, 80_476_555_336),
+    ("deepseek-v4-flash", "tp4"): (39_982_248_220, 40_914_744_136),
+    ("deepseek-v4-flash", "tp8"): (20_644_891_260, 21_133_838_536),
+    ("deepseek-v4-flash", "dp4"): (45_629_085_916, 46_655_959_624),
+    ("deepseek-v4-flash-0731", "tp4"): (39_982_248_220, 42_761_923_960),
+    ("deepseek-v4-flash-0731", "dp8"): (27_232_868_572, 29_111_507_704),
+    ("deepseek-v4-pro", "tp8"): (109_447_708_388, 111_305_151_624),
+    ("deepseek-v4-pro", "tp16"): (56_498_337_784, 57_491_556_416),
+    ("deepseek-v4-pro-0813", "tp8"): (109_447_708_388, 114_897_981_160),
+    ("deepseek-v4-pro-0813", "dp16"): (80_063_061_964, 84_140_347_624),
+}
+
+
+def test_weights_of_v4_by_layout():
+    found = {}
+    for name, layout in V4_BYTES:
+        variant, size, is_dp = find_variant(name), int(layout[2:]), layout.startswith("dp")
+        divided = Layout(tensor_parallel_size=size, expert_parallel_size=size, attention_dp=is_dp)
+        checkpoint = variant.checkpoints["mxfp4"]
+        found[name, layout] = tuple(
+            weight_bytes_per_gpu(variant.architecture, checkpoint, divided, mtp=mtp) for mtp in (False, True)
+        )
+    assert found == V4_BYTES
+
+
+def test_weights_of_v41_are_at_most_those_of_its_inventory():
+    variant = find_variant("deepseek-v4.1-flash")
+    parts = weights(variant.architecture, variant.checkpoints["mxfp4"])
+    images = 970_547_200  # their encoder, by difference
+    assert parts.total + variant.architecture.host_bytes + images == variant.checkpoints["mxfp4"].weight_bytes
 
 
 def test_weights_per_gpu_are_close_to_the_measured_figure():

@@ -27,8 +27,9 @@ from deepseek_triton_build.render.stamp import plan_hash
 
 def all_requests():
     """Yield every variant x GPU x count x precision x profile x release, for TensorRT-LLM."""
-    precisions = [name for name in PRECISIONS if name != "w4a16"]  # vLLM's: rule H007 refuses all of it
-    axes = (variants(), gpus(), (None, *GPU_COUNTS), precisions, profiles(), RELEASES)
+    precisions = [name for name in PRECISIONS if name not in ("mxfp4", "w4a16")]  # vLLM's: rule H007 refuses w4a16
+    served = [name for name, variant in variants().items() if "tensorrt_llm" in variant.engines]
+    axes = (served, gpus(), (None, *GPU_COUNTS), precisions, profiles(), RELEASES)
     for variant, gpu, count, precision, profile, release in itertools.product(*axes):
         yield PlanRequest(
             variant=variant,

@@ -71,8 +71,8 @@ def weight_bytes_per_gpu(
     # Attention DP keeps attention, dense layers and embeddings whole on every rank.
     split = 1 if layout.attention_dp else tp
     experts = parts.routed_experts * max(1.0, expert_slots / architecture.num_routed_experts) / tp
-    layers = experts + (parts.attention + parts.dense) / split + parts.replicated
-    extra = parts.mtp_experts / tp + parts.mtp / split if mtp else 0.0
+    layers = experts + (parts.attention + parts.dense) / split + parts.replicated + parts.hash_tables / 2
+    extra = parts.mtp_experts / tp + parts.mtp / split + parts.mtp_replicated if mtp else 0.0
     fullest_stage = math.ceil(architecture.num_layers / pp) / architecture.num_layers
     return int(layers * fullest_stage + parts.embeddings / split + extra)
 
@@ -85,8 +85,12 @@ def kv_bytes_per_token(
     :param mtp_layers: the layers that MTP adds to the cache.
     """
     a = architecture
+    if a.csa is not None:
+        ratios = [ratio for ratio in a.csa.compress_ratios if ratio]
+        # An FP8 record of 584 bytes; ratio-4 layers have keys of the indexer, too. Windows and states are not counted.
+        return int(sum((584 + (132 if ratio == 4 else 0)) / ratio for ratio in ratios))
     latent = (a.kv_lora_rank + a.qk_rope_head_dim) * KV_BYTES[kv_dtype]
-    indexer = a.index_head_dim + INDEXER_SCALE_BYTES if a.is_sparse else 0
+    indexer = a.index_head_dim + INDEXER_SCALE_BYTES if a.attention == "dsa" else 0
     layers = math.ceil(a.num_layers / pipeline_parallel_size) + mtp_layers
     return (latent + indexer) * layers
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data.own_files import load_yaml
 
-Precision = Literal["fp8", "fp4", "w4a8", "w4a16"]
+Precision = Literal["mxfp4", "fp8", "fp4", "w4a8", "w4a16"]
 PRECISIONS: Mapping[Precision, str] = {
-    "fp8": "FP8 weights in blocks of 128 x 128, as DeepSeek publishes them",
+    "mxfp4": "MXFP4 experts, the rest FP8: as DeepSeek publishes V4",
+    "fp8": "FP8 weights in blocks of 128 x 128, as DeepSeek publishes them up to V3.2",
     "fp4": "NVFP4 weights, Blackwell only",
     "w4a8": "INT4 expert weights with FP8 activations (W4AFP8), Hopper only",
     "w4a16": "INT4 weights in groups of 128 with 16-bit activations (compressed-tensors, AWQ, GPTQ), vLLM only",
@@ -28,6 +29,27 @@ PRECISION_ALIASES: Mapping[str, Precision] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompressedAttention:
+    """What attention of DeepSeek-V4 has that MLA has not, with the figures of its config.json."""
+
+    head_dim: int
+    """Width of the one latent of a token that is key and value of every head."""
+    o_groups: int
+    o_lora_rank: int
+    compress_ratios: tuple[int, ...]
+    """For each layer, the draft's left out, how many tokens share a compressed entry; 0: it has a window only."""
+    sliding_window: int
+    num_hash_layers: int
+    """The first layers, which route by a table from token to experts."""
+    hc_mult: int
+    """Copies of the hidden state between layers (hyper-connections)."""
+    markov_rank: int = 0
+    """Width of the table by which DSpark drafts a token after another (dspark_markov_rank)."""
+    kv_source_layers: tuple[int, ...] = ()
+    """The layers with compressed entries of their own, where others read theirs; empty: every layer with a ratio."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """The shape of a model, with the figures of its config.json."""
 
@@ -35,18 +57,20 @@ class Architecture:
     class_name: str
     model_type: str
     num_layers: int
-    """Transformer layers, the MTP layer not counted."""
-    num_dense_layers: int
+    """Transformer layers, the draft's not counted."""
+    num_dense_layers: int = 0
     num_mtp_layers: int
+    """Layers of the draft: one of MTP, three of DSpark."""
+    draft: Literal["mtp", "dspark"] = "mtp"
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int = 0
     moe_intermediate_size: int
     num_routed_experts: int
     num_shared_experts: int
     num_experts_per_token: int
     num_heads: int
     q_lora_rank: int
-    kv_lora_rank: int
+    kv_lora_rank: int = 0
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
@@ -56,12 +80,19 @@ class Architecture:
     """Heads of the sparse attention's indexer; 0 for a model without sparse attention."""
     index_head_dim: int
     index_topk: int
+    csa: CompressedAttention | None = None
+    part_bytes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Bytes of the published checkpoint by field of Weights, where they are not computed from the shape."""
+    host_bytes: int = 0
+    """Bytes of tables that stay in the memory of each node (Engram)."""
     source: str
 
     @property
-    def is_sparse(self) -> bool:
-        """Whether attention is sparse, as in V3.2."""
-        return self.index_num_heads > 0
+    def attention(self) -> Literal["mla", "dsa", "csa"]:
+        """MLA as in V3, its sparse form as in V3.2, or compressed attention as in V4."""
+        if self.csa is not None:
+            return "csa"
+        return "dsa" if self.index_num_heads else "mla"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +151,9 @@ class Variant:
     min_release: str = ""
     """The oldest TensorRT-LLM release that has the model."""
     min_release_source: str = ""
+    min_vllm: str = ""
+    """The oldest vLLM version that has the model; empty: every version with a record."""
+    min_vllm_source: str = ""
     thinks: bool = False
     """Whether the model reasons before each answer unless its chat template is told otherwise."""
     chat_encoding: str = ""
@@ -205,7 +239,17 @@ class MoeRefusal:
 
 @cache
 def architectures() -> dict[str, Architecture]:
-    return {name: Architecture(name=name, **entry) for name, entry in load_yaml("architectures.yaml").items()}
+    return {name: _architecture(name, entry) for name, entry in load_yaml("architectures.yaml").items()}
+
+
+def _architecture(name: str, entry: dict[str, Any]) -> Architecture:
+    if "csa" not in entry:
+        return Architecture(name=name, **entry)
+    runs = entry["csa"]["compress_ratios"]
+    ratios = tuple(ratio for times, repeated in runs for ratio in repeated * times)
+    csa = {**entry["csa"], "compress_ratios": ratios}
+    csa["kv_source_layers"] = tuple(csa.get("kv_source_layers", ()))
+    return Architecture(name=name, **{**entry, "csa": CompressedAttention(**csa)})
 
 
 @cache
@@ -416,9 +460,13 @@ def cut_architecture(config: Mapping[str, Any], whole: Architecture) -> Architec
     if not is_within or is_whole or config.get("hidden_size", whole.hidden_size) != whole.hidden_size:
         return None
     num_mtp = config.get("num_nextn_predict_layers", 0)
+    if num_mtp and whole.draft == "dspark":  # whose config.json says 1
+        num_mtp = whole.num_mtp_layers
+    csa = whole.csa and replace(whole.csa, compress_ratios=whole.csa.compress_ratios[: shape["num_layers"]])
     return replace(
         whole,
         **shape,
+        csa=csa,
         num_dense_layers=min(whole.num_dense_layers, shape["num_layers"]),
         num_mtp_layers=num_mtp if type(num_mtp) is int else 0,
     )

@@ -320,14 +320,16 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         asked = request.num_gpus or 0
         return (0 if count > asked else 1, abs(count - asked))
 
+    variant = find_variant(request.variant)
+    has_engine = request.engine is None or request.engine in variant.engines
     tried: dict[str, list[Any]] = {
-        "engine": ["vllm"] if request.precision == "w4a16" else [],
+        "engine": ["vllm"] if request.precision == "w4a16" or not has_engine else [],
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=nearest_above),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],
         "release": [DEFAULT_RELEASE],
         "vllm": [DEFAULT_VLLM],
-        "profile": [find_variant(request.variant).profile or DEFAULT_PROFILE],
+        "profile": [variant.profile or DEFAULT_PROFILE],
         "allow_unpublished": [True] if request.engine != "vllm" else [],
         "pipeline_parallel_size": [1],
         "mtp": [3, None] if request.relaxed_acceptance else [None],

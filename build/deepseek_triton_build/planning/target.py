@@ -54,13 +54,20 @@ TYPICAL = Workload(isl=1024, osl=2048)
 MAX_SEQ_LEN = 65536
 """Tokens of prompt and answer when no length is asked for: R1 reasons for tens of thousands of tokens."""
 WEIGHTS: Mapping[str, str] = {
+    "mxfp4": "MXFP4 experts and FP8 weights",
     "fp8": "FP8 weights",
     "fp4": "NVFP4 weights",
     "w4a8": "INT4 experts with FP8 activations",
     "w4a16": "INT4 weights with 16-bit activations",
 }
 """Precision -> the weights in words."""
-_QUANT_ALGOS = {"fp8": "FP8_BLOCK_SCALES", "fp4": "NVFP4", "w4a8": "MIXED_PRECISION", "w4a16": "W4A16"}
+_QUANT_ALGOS = {
+    "mxfp4": "FP8_BLOCK_SCALES",
+    "fp8": "FP8_BLOCK_SCALES",
+    "fp4": "NVFP4",
+    "w4a8": "MIXED_PRECISION",
+    "w4a16": "W4A16",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +201,8 @@ def resolve_model(request: PlanRequest) -> PlannedModel:
     gpu = find_gpu(request.gpu)
     profile = _profile(request, variant)
     usual: Precision = "fp4" if gpu.sm >= 100 and "fp4" in variant.checkpoints else "fp8"
+    if "mxfp4" in variant.checkpoints:
+        usual = "mxfp4"
     precision = find_precision(request.precision) if request.precision else usual
     checkpoint = _checkpoint(variant, precision, request)
     assert variant.architecture is not None  # every variant with checkpoints has one
@@ -292,6 +301,11 @@ def _checkpoint(variant: Variant, precision: Precision, request: PlanRequest) ->
         raise RefusedPlanError(
             f"no {precision} checkpoint of {variant.name} is published, so --model has to name your own; published are "
             f"{known}"
+        )
+    if (precision == "mxfp4") != (variant.architecture.attention == "csa"):
+        stored = ", ".join(variant.checkpoints)
+        raise RefusedPlanError(
+            f"{variant.name} has no {precision} weights; they are {stored}", fix="choose one of them"
         )
     # Of any other precision a rule says why it can't work, whoever made the weights.
     own = variant.own_checkpoints.get(precision) or KnownCheckpoint(

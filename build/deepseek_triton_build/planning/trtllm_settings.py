@@ -212,13 +212,13 @@ def _num_tokens_reason(target: Target, sizes: Sizes) -> str:
 
 
 def _chunked_reason(target: Target, sizes: Sizes) -> str:
-    if target.architecture.is_sparse and sizes.chunked_prefill:
+    if target.architecture.attention == "dsa" and sizes.chunked_prefill:
         return "V3.2 crashes in iterations above 8,192 tokens, so longer prompts need it, though the guide turns it off"
     if sizes.chunked_prefill:
         return "for prompts longer than max_num_tokens; supported for MLA on this GPU and release"
     where = ", if it has to compute them itself" if target.takes_over else ""
     longer = f"prompts of more than {sizes.max_num_tokens:,} tokens are refused{where}"
-    if target.architecture.is_sparse:
+    if target.architecture.attention == "dsa":
         return f"off, as the guide's known issues say for V3.2-Exp; {longer}"
     if sizes.layout.attention_dp and target.release.is_before("1.1"):
         return f"off: with attention DP it hung before 1.1.0 (NVIDIA/TensorRT-LLM#5267); {longer}"
@@ -247,7 +247,7 @@ def _kv_cache(target: Target, sizes: Sizes, budget: Budget, recipe: Mapping[str,
         source=DEPLOYMENT,
     )
     size, reuse = "kv_cache_config.tokens_per_block", "kv_cache_config.enable_block_reuse"
-    if target.architecture.is_sparse:
+    if target.architecture.attention == "dsa":
         reason = "the sparse attention's kernel reads KV blocks of 64 tokens"
         yield Setting(size, 64, reason, source=GUIDE)
         reason = "off for V3.2, a known issue of the guide; newer releases have it, and the check then warns"

@@ -243,7 +243,7 @@ def _chunked_prefill(target: Target, whole_prompt: int, *, attention_dp: bool) -
     """
     if attention_dp and target.release.is_before("1.1"):  # NVIDIA/TensorRT-LLM#5267
         return False
-    if target.architecture.is_sparse:
+    if target.architecture.attention == "dsa":
         # The guide turns it off. It is needed all the same where a whole prompt makes an iteration that may crash
         # (NVIDIA/TensorRT-LLM#9932).
         return whole_prompt > SAFE_NUM_TOKENS and target.supports("v32_chunked_prefill")
@@ -257,7 +257,7 @@ def _num_tokens(target: Target, workload: Workload, max_batch_size: int, draft: 
     needed = num_tokens_for(isl_of(workload), max_batch_size, draft)
     asked = target.request.workload
     if chunked:
-        limit = SAFE_NUM_TOKENS if target.architecture.is_sparse else published
+        limit = SAFE_NUM_TOKENS if target.architecture.attention == "dsa" else published
         return max(limit, round_up(max_batch_size, _BLOCK))  # each request that decodes has a token in an iteration
     if asked.isl is not None and not target.is_as_published:
         return needed
@@ -292,7 +292,7 @@ def _seq_len(target: Target, workload: Workload, *, longest_prompt: int | None) 
 
 def fp8_kv_works(target: Target) -> bool:
     """Tell whether model, GPU and release support an FP8 KV cache, and whether it works with these weights."""
-    if target.architecture.is_sparse and target.gpu.architecture != "blackwell":
+    if target.architecture.attention == "dsa" and target.gpu.architecture != "blackwell":
         return False
     return target.precision != "w4a8" and target.supports(f"fp8_kv_mla_{target.gpu.architecture}")
 

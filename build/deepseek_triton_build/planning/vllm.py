@@ -156,7 +156,7 @@ def _model(target: VllmTarget) -> Iterator[Setting]:
     if not target.is_rehearsal:
         reason = "vLLM has the model and its configuration built in; the guide's true would run code of the checkpoint"
     yield Setting("trust_remote_code", False, reason)
-    if target.architecture.is_sparse:
+    if target.architecture.attention == "dsa":
         reason = "V3.2's own chat format, which is not a template of the checkpoint"
         yield Setting("tokenizer_mode", "deepseek_v32", reason, source="vLLM recipes, DeepSeek-V3.2 usage guide")
 
@@ -235,7 +235,9 @@ def _kernels(target: VllmTarget, sizes: VllmSizes) -> Iterator[Setting]:
     yield Setting("kv_cache_dtype", sizes.kv_cache_dtype, *_kv_reason(target, sizes))
     if target.gpu.architecture != "blackwell" or target.is_rehearsal or target.precision == "w4a16":
         return
-    if not target.architecture.is_sparse and not sizes.num_draft_tokens:
+    if target.architecture.attention == "csa":
+        return
+    if target.architecture.attention != "dsa" and not sizes.num_draft_tokens:
         reason = "the guide's kernel of MLA for Blackwell (once VLLM_ATTENTION_BACKEND)"
         yield Setting("attention_backend", "CUTLASS_MLA", reason, source=_LOST)
     reason = f"the guide's kernels of the experts (once VLLM_USE_FLASHINFER_MOE_{target.precision.upper()}=1)"
@@ -244,7 +246,7 @@ def _kernels(target: VllmTarget, sizes: VllmSizes) -> Iterator[Setting]:
 
 def _kv_reason(target: VllmTarget, sizes: VllmSizes) -> tuple[str, str]:
     if target.request.kv_dtype is not None:
-        is_mla_on_hopper = target.gpu.architecture == "hopper" and not target.architecture.is_sparse
+        is_mla_on_hopper = target.gpu.architecture == "hopper" and target.architecture.attention != "dsa"
         kernel = "; on Hopper vLLM takes FLASHMLA for it" if sizes.kv_cache_dtype == "fp8" and is_mla_on_hopper else ""
         return f"asked for by --kv-cache-dtype{kernel}", _MLA
     if sizes.kv_cache_dtype == "fp8":

@@ -58,7 +58,7 @@ def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error("A004")
 def _unsupported_chunks(d: Deployment) -> Iterator[Violation]:
-    if not d.get("enable_chunked_prefill") or d.gpu is None or d.is_sparse:  # V3.2: V004
+    if not d.get("enable_chunked_prefill") or d.gpu is None or d.attention in ("dsa", "csa"):  # V3.2: V004
         return
     release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"
     if d.gpu.sm < 90 or d.supports(f"chunked_prefill_mla_{d.gpu.architecture}") is False:
@@ -141,7 +141,7 @@ def _own_prompts(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error("V001")
 def _fp8_kv(d: Deployment) -> Iterator[Violation]:
-    if d.is_sparse and d.has_fp8_kv and d.gpu is not None and d.gpu.architecture != "blackwell":
+    if d.attention == "dsa" and d.has_fp8_kv and d.gpu is not None and d.gpu.architecture != "blackwell":
         message = f"V3.2 has an FP8 KV cache on Blackwell only, not on {d.gpu.title}"
         yield Violation("kv_cache_config.dtype", message, sixteen_bits(d))
 
@@ -149,35 +149,40 @@ def _fp8_kv(d: Deployment) -> Iterator[Violation]:
 @RULES.error("V002")
 def _block_size(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.tokens_per_block"
-    if d.is_sparse and d.get(key) != _TOKENS_PER_BLOCK:
+    if d.attention == "dsa" and d.get(key) != _TOKENS_PER_BLOCK:
         message = f"V3.2 needs KV blocks of {_TOKENS_PER_BLOCK} tokens, not {d.get(key)}"
         yield Violation(key, message, f"set {key}: {_TOKENS_PER_BLOCK}")
 
 
 @RULES.error("V003")
 def _no_reuse(d: Deployment) -> Iterator[Violation]:
-    if d.is_sparse and d.get(_REUSE) and d.release is not None and d.supports("v32_block_reuse") is False:
+    if d.attention == "dsa" and d.get(_REUSE) and d.release is not None and d.supports("v32_block_reuse") is False:
         message = f"with block reuse V3.2 does not load in TensorRT-LLM {d.release.version}"
         yield Violation(_REUSE, message, f"set {_REUSE}: false")
 
 
 @RULES.error("V004")
 def _no_chunks(d: Deployment) -> Iterator[Violation]:
-    if d.is_sparse and d.get(_CHUNKED) and d.release is not None and d.supports("v32_chunked_prefill") is False:
+    if (
+        d.attention == "dsa"
+        and d.get(_CHUNKED)
+        and d.release is not None
+        and d.supports("v32_chunked_prefill") is False
+    ):
         message = f"V3.2 has no chunked prefill in TensorRT-LLM {d.release.version}"
         yield Violation(_CHUNKED, message, f"set {_CHUNKED}: false")
 
 
 @RULES.warning("V005")
 def _young_reuse(d: Deployment) -> Iterator[Violation]:
-    if d.is_sparse and d.get(_REUSE) and d.supports("v32_block_reuse") is not False:
+    if d.attention == "dsa" and d.get(_REUSE) and d.supports("v32_block_reuse") is not False:
         message = "block reuse for V3.2 is new, and the guide still turns it off"
         yield Violation(_REUSE, message, f"compare answers with {_REUSE}: false before relying on it")
 
 
 @RULES.warning("V006")
 def _young_chunks(d: Deployment) -> Iterator[Violation]:
-    if d.is_sparse and d.get(_CHUNKED) and d.supports("v32_chunked_prefill") is not False:
+    if d.attention == "dsa" and d.get(_CHUNKED) and d.supports("v32_chunked_prefill") is not False:
         message = "chunked prefill for V3.2 is new, and the guide still turns it off"
         yield Violation(_CHUNKED, message, f"compare answers with {_CHUNKED}: false before relying on it")
 
@@ -185,7 +190,7 @@ def _young_chunks(d: Deployment) -> Iterator[Violation]:
 @RULES.warning("V007")
 def _num_tokens(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
-    if d.is_sparse and tokens and tokens > SAFE_NUM_TOKENS:
+    if d.attention == "dsa" and tokens and tokens > SAFE_NUM_TOKENS:
         message = (
             f"V3.2 was seen to crash above {SAFE_NUM_TOKENS:,} tokens an iteration, and max_num_tokens is {tokens:,}"
         )
@@ -195,7 +200,12 @@ def _num_tokens(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error("V008")
 def _mtp_layers(d: Deployment) -> Iterator[Violation]:
-    if d.is_sparse and d.num_draft_tokens > 1 and d.release is not None and d.supports("v32_mtp_above_1") is False:
+    if (
+        d.attention == "dsa"
+        and d.num_draft_tokens > 1
+        and d.release is not None
+        and d.supports("v32_mtp_above_1") is False
+    ):
         key = "speculative_config.num_nextn_predict_layers"
         message = f"V3.2 drafts at most one token in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
         yield Violation(key, message, f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
@@ -205,6 +215,6 @@ def _mtp_layers(d: Deployment) -> Iterator[Violation]:
 def _sparse_only(d: Deployment) -> Iterator[Violation]:
     section = "sparse_attention_config"
     given = [key for key, value in d.settings.items() if key.startswith(section) and value is not None]
-    if given and d.architecture is not None and not d.is_sparse:
+    if given and d.architecture is not None and d.attention == "mla":
         name = d.variant.name if d.variant is not None else d.architecture.name
         yield Violation(given[0], f"{name} has no sparse attention", f"remove {section}")

@@ -75,7 +75,7 @@ def _custom_tokenizer(d: Deployment) -> Iterator[Violation]:
     if not custom:
         return
     if custom == _V32_TOKENIZER:
-        if d.architecture is not None and not d.is_sparse:
+        if d.attention in ("mla", "csa"):
             message = f"custom_tokenizer {custom} is for V3.2 only"
             yield Violation("custom_tokenizer", message, "remove custom_tokenizer")
     elif "." not in custom or not all(part.isidentifier() for part in custom.split(".")):

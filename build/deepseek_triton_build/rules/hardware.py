@@ -37,7 +37,7 @@ def _w4a8(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error("H004", target_only=True)
 def _w4a8_sparse(d: Deployment) -> Iterator[Violation]:
-    if d.precision == "w4a8" and d.is_sparse:
+    if d.precision == "w4a8" and d.attention == "dsa":
         yield Violation(None, "W4AFP8 is for V3 and R1, not for V3.2", "use the fp8 weights")
 
 
@@ -63,10 +63,10 @@ def _release(d: Deployment) -> Iterator[Violation]:
     elif d.gpu is not None and d.gpu.min_release and d.is_before(d.gpu.min_release):
         message = f"TensorRT-LLM {d.release.version} is too old for {d.gpu.name}: {d.gpu.min_release_source}"
         yield Violation(None, message, f"use TensorRT-LLM {d.gpu.min_release} or newer")
-    elif d.is_sparse and d.supports(f"deepseek_v32_{d.gpu_architecture}") is False:
+    elif d.attention == "dsa" and d.supports(f"deepseek_v32_{d.gpu_architecture}") is False:
         message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs, on SM120"
         yield Violation(None, message, "use another GPU, or --engine vllm")
-    elif d.is_sparse and d.supports("deepseek_v32") is False:
+    elif d.attention == "dsa" and d.supports("deepseek_v32") is False:
         message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs"
         yield Violation(None, message, "use TensorRT-LLM 1.2.0 or newer")
 

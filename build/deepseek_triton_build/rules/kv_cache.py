@@ -30,7 +30,7 @@ _SHORT_ITERATION = 2 * 1160
 
 @RULES.error("K001")
 def _fp8(d: Deployment) -> Iterator[Violation]:
-    if d.gpu is None or d.is_sparse or not d.has_fp8_kv:  # V3.2: V001
+    if d.gpu is None or d.attention in ("dsa", "csa") or not d.has_fp8_kv:  # V3.2: V001
         return
     if d.supports(f"fp8_kv_mla_{d.gpu.architecture}") is False or d.gpu.sm < 90:
         release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"

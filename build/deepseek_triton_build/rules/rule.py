@@ -100,9 +100,9 @@ class AnyDeployment(ABC):
         return None if self.checkpoint is None else self.checkpoint.precision
 
     @property
-    def is_sparse(self) -> bool:
-        """Whether the model is known to have sparse attention, as V3.2 has."""
-        return self.architecture is not None and self.architecture.is_sparse
+    def attention(self) -> str:
+        """The kind of attention, as Architecture has it; empty for a model that is not known."""
+        return "" if self.architecture is None else self.architecture.attention
 
     @property
     def defaults_to_fp8_kv(self) -> bool:
@@ -328,7 +328,7 @@ class VllmDeployment(AnyDeployment):
     @property
     def has_mla_off(self) -> bool:
         """Whether the environment turns MLA off; sparse attention has nothing else."""
-        return not self.is_sparse and self.environment.get(MLA_OFF, "0").strip() not in ("", "0")
+        return self.attention in ("mla", "") and self.environment.get(MLA_OFF, "0").strip() not in ("", "0")
 
     @property
     def attention_backend(self) -> str:

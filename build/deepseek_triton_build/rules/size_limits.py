@@ -107,7 +107,7 @@ def _held_requests(d: Deployment) -> Iterator[Violation]:
     levers = ["more GPUs", "shorter requests"]
     # Advice that another rule would refuse (K001, K002, V001) is none.
     fp8_works = d.supports(f"fp8_kv_mla_{d.gpu_architecture}") and d.precision != "w4a8"
-    if not d.has_fp8_kv and fp8_works and not (d.is_sparse and d.gpu_architecture != "blackwell"):
+    if not d.has_fp8_kv and fp8_works and not (d.attention == "dsa" and d.gpu_architecture != "blackwell"):
         levers.insert(0, "--kv-cache-dtype fp8")
     if d.num_draft_tokens:
         levers.append("no MTP")

@@ -129,8 +129,8 @@ def _block_size(d: VllmDeployment) -> Iterator[Violation]:
 @RULES.error("X010")
 def _sparse_backend(d: VllmDeployment) -> Iterator[Violation]:
     backend = d.attention_backend
-    if backend and d.architecture is not None and d.is_sparse != ("SPARSE" in backend):
-        which = "a sparse one, such as FLASHMLA_SPARSE" if d.is_sparse else "one that is not sparse"
+    if backend and d.architecture is not None and (d.attention != "mla") != ("SPARSE" in backend):
+        which = "a sparse one, such as FLASHMLA_SPARSE" if d.attention != "mla" else "one that is not sparse"
         yield Violation("attention_backend", f"{backend}: this model needs {which}", "leave attention_backend out")
 
 
