@@ -286,6 +286,7 @@ def test_concurrency_is_shown_for_the_lengths_asked_for():
     assert (row["isl"], row["osl"]) == (8192, 1024)
     assert row["kv_cache_holds"] == got["memory"]["kv_tokens"] // 9216
     assert row["runs"] == min(row["kv_cache_holds"], got["max_concurrency"])
+    assert row["limit"] == ("kv_cache" if row["runs"] < got["max_concurrency"] else "max_batch_size")
 
     got = document("deepseek-r1", "--gpu", "h200")
     assert len(got["concurrency"]) > 2

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from deepseek_triton_build.arithmetic.block_pool import BlockPool
 from deepseek_triton_build.arithmetic.weights import weights
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint
 
@@ -109,6 +110,8 @@ class Budget:
     kv_bytes_per_token: int
     attention_dp_size: int = 1
     """Number of KV caches in the instance that hold different requests."""
+    pool: BlockPool | None = None
+    """The KV cache where it is blocks and no number of bytes a token."""
 
     @property
     def workspace(self) -> int:
@@ -122,8 +125,19 @@ class Budget:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV cache of one rank holds."""
-        return max(0, self.kv_cache) // self.kv_bytes_per_token
+        """Tokens that the KV cache of one rank holds; of blocks, those of one request that has them all."""
+        return self.tokens_each(1)
+
+    @property
+    def longest_start(self) -> int:
+        """The longest request with which the engine starts."""
+        return self.kv_tokens if self.pool is None else self.pool.longest_start
+
+    def tokens_each(self, requests: int) -> int:
+        """Return the tokens that each of so many requests of a rank may have."""
+        if self.pool is not None:
+            return self.pool.tokens_each(requests)
+        return max(0, self.kv_cache) // self.kv_bytes_per_token // requests
 
     @property
     def total_kv_tokens(self) -> int:
@@ -132,7 +146,8 @@ class Budget:
 
     def concurrent_requests(self, isl: int, osl: int) -> int:
         """Return how many requests of these input and output lengths the instance's KV caches hold at once."""
-        return self.kv_tokens // (isl + osl) * self.attention_dp_size
+        held = self.kv_tokens // (isl + osl) if self.pool is None else self.pool.requests(isl, osl)[0]
+        return held * self.attention_dp_size
 
 
 def make_budget(

@@ -347,11 +347,11 @@ def vllm_memory_problems(deployment: VllmDeployment) -> Iterator[tuple[Code, Vio
             key = "data_parallel_size" if deployment.layout.attention_dp else "tensor_parallel_size"
             fix = _more_gpus(gpu, minimum_gpus(gpu, architecture, checkpoint), deployment.layout)
             yield codes.WEIGHTS_TOO_LARGE, Violation(key=key, message=held, fix=fix)
-        elif budget.kv_tokens < longest:
+        elif budget.longest_start < longest:
             share = deployment.get("gpu_memory_utilization")
             message = (
                 f"{held} and an iteration with its CUDA graphs about {budget.workspace / GIB:.1f}; within the share of "
-                f"{share} that leaves a KV cache of {max(0, budget.kv_tokens):,} tokens, and vLLM does not start with "
+                f"{share} that leaves a KV cache of {budget.longest_start:,} tokens, and vLLM does not start with "
                 f"less than max_model_len {longest:,}"
             )
             fix = "lower max_model_len or max_num_batched_tokens, raise gpu_memory_utilization, or take more GPUs"

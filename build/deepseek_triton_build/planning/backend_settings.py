@@ -183,13 +183,16 @@ def _default_max_tokens(request: PlanRequest, workload: Workload, budget: Budget
     isl, osl = workload.isl or 0, workload.osl or 0
     if request.workload.osl:
         return Setting(_MAX_TOKENS, osl, "the output length that was asked for")
-    requests = max(1, min(limits.batch, budget.kv_tokens // (isl + osl)))
-    room = budget.kv_tokens // requests - isl
+    requests = max(1, min(limits.batch, budget.concurrent_requests(isl, osl) // budget.attention_dp_size))
+    each = budget.tokens_each(requests)
+    room = each - isl
+    held = f"{budget.kv_tokens:,} KV tokens / {requests:,} requests"
+    if budget.pool is not None:
+        held = f"{each:,} KV tokens for each of {requests:,} requests"
     return Setting(
         _MAX_TOKENS,
         max(1, min(room // 1024 * 1024 or room, limits.longest - isl)),
-        f"for requests without max_tokens: {budget.kv_tokens:,} KV tokens / {requests:,} requests, less a prompt of "
-        f"{isl:,}, rounded down, within {limits.within}",
+        f"for requests without max_tokens: {held}, less a prompt of {isl:,}, rounded down, within {limits.within}",
     )
 
 

@@ -29,6 +29,9 @@ _LENGTHS = ((1024, 1024), (1024, 2048), (8192, 1024), (32768, 4096), (65536, 409
 """Lengths (input tokens, output tokens) for which concurrency is shown if none is asked for."""
 
 
+_LIMITS = {"kv_cache": "KV cache", "prefill": "KV cache for a prompt"}
+
+
 class _Concurrency(NamedTuple):
     """Number of requests of one length that run at once, over the whole instance."""
 
@@ -37,6 +40,9 @@ class _Concurrency(NamedTuple):
     kv_cache_holds: int
     runs: int
     """The smaller of what the KV cache holds and what max_batch_size allows."""
+    limit: str
+    """What keeps more away: `max_num_seqs` or `max_batch_size`, `kv_cache`, or `prefill`, for which blocks are set
+    aside while the prompt is read."""
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -109,7 +115,11 @@ def _concurrency(plan: Plan) -> Iterator[_Concurrency]:
         }
     for isl, osl in sorted(lengths):
         held = plan.budget.concurrent_requests(isl, osl)
-        yield _Concurrency(isl, osl, kv_cache_holds=held, runs=min(held, plan.max_concurrency))
+        limit = "max_num_seqs" if plan.vllm else "max_batch_size"
+        if held < plan.max_concurrency:
+            pool = plan.budget.pool
+            limit = "prefill" if pool is not None and pool.requests(isl, osl)[1] else "kv_cache"
+        yield _Concurrency(isl, osl, kv_cache_holds=held, runs=min(held, plan.max_concurrency), limit=limit)
 
 
 def _launch(plan: Plan) -> dict[str, Any]:
@@ -310,7 +320,14 @@ def _show_memory(plan: Plan) -> None:
         return
     budget = plan.budget
     tokens = f"{budget.kv_bytes_per_token:,} bytes a token: {budget.kv_tokens:,} tokens"
-    if budget.attention_dp_size > 1:
+    if budget.pool is not None:
+        pool, longest = budget.pool, plan.canonical["max_model_len"]
+        tokens = (
+            f"{pool.num_blocks:,} blocks of {pool.bytes_per_block:,} bytes, of which a request holds "
+            f"{pool.held(256) - 1:,} and one for each 256 tokens; vLLM will log "
+            f"{pool.logged_concurrency(longest) * longest:,.0f} tokens"
+        )
+    elif budget.attention_dp_size > 1:
         tokens += f", {budget.total_kv_tokens:,} of all GPUs"
     rest = "CUDA context, buffers, activations, sampler; an estimate"
     rows = [
@@ -325,10 +342,14 @@ def _show_memory(plan: Plan) -> None:
     rows.append(("", "in all", budget.memory, ""))
     cells = [(mark, name, f"{size / GIB:6.1f}", what) for mark, name, size, what in rows]
     show(Table(title="", headings=("", "part", "GiB", ""), rows=cells))
-    counts = [(f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}") for c in _concurrency(plan)]
+    counts = [
+        (f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}", _LIMITS.get(c.limit, c.limit))
+        for c in _concurrency(plan)
+    ]
     limit = "max_num_seqs" if plan.vllm else "max_batch_size"
     title = f"Requests at once, of all {plan.world_size} GPUs; {limit} allows {plan.max_concurrency:,}"
-    show(Table(title=title, headings=("input tokens", "output tokens", "KV cache holds", "run at once"), rows=counts))
+    headings = ("input tokens", "output tokens", "KV cache holds", "run at once", "limit")
+    show(Table(title=title, headings=headings, rows=counts))
 
 
 def _decimal(size: int) -> str:
