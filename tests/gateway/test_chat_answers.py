@@ -213,6 +213,26 @@ def test_usage_in_each_chunk_at_the_end_or_not_at_all():
         assert ("usage" in chunks[0], chunks[-1]["choices"] == []) == (usage, usage)
 
 
+DELTAS = [  # as deepseek-recipe 0.2.0 writes them
+    {"role": "assistant", "content": None, "reasoning_content": ""},
+    {"content": None, "reasoning_content": "Hm"},
+    {"content": "a", "reasoning_content": None},
+    {"content": "", "reasoning_content": None},
+]
+
+
+def test_an_answer_of_a_model_that_thinks_has_the_fields_of_the_reasoning_everywhere():
+    parts = [Part(reasoning="Hm"), Part(text="a"), Part(finish_reason="stop")]
+    for include, expected in (True, DELTAS), (False, [{"role": "assistant", "content": ""}, {"content": "a"}, {}]):
+        fields = {"messages": MESSAGES, "include_reasoning": include}
+        request = read_chat_request({**fields, "stream": True})
+        request.thinks = True
+        found = streamed(request, [[part] for part in parts])
+        assert [chunk["choices"][0]["delta"] for chunk in found] == expected
+        message = whole(request, [parts[1:]])["choices"][0]["message"]
+        assert message.get("reasoning_content") == ("" if include else None)
+
+
 COUNTS = [  # what the parts tell, and the usage beside the three counts that are always there
     ([{}], {}),
     ([{}, {"num_cached_tokens": 0}], {"hit": 0, "miss": 5}),

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS, read_chat_request, with_effort
+from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS, read_chat_request, will_think, with_effort
 from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS, read_completion_request
 from deepseek_triton_tools.gateway.model_front import openai_error
 from deepseek_triton_tools.gateway.openai_fields import (
@@ -253,6 +253,22 @@ def test_an_effort_goes_to_a_model_that_knows_it():
         with pytest.raises(OpenAIError) as refused:
             with_effort(chat(reasoning_effort=effort).inputs, efforts)
         assert refused.value.param == "reasoning_effort"
+
+
+THINKS = [  # a request's fields, whether the model tells efforts apart -> whether it thinks
+    ({}, True, True),
+    ({}, False, False),
+    ({"reasoning_effort": "none"}, True, False),
+    ({"chat_template_kwargs": {"reasoning_effort": "none"}}, True, False),
+    ({"reasoning_effort": "none", "thinking": {"type": "enabled"}}, True, True),
+    ({"reasoning_effort": "max", "thinking": {"type": "disabled"}}, True, False),
+    ({"thinking": {"type": "adaptive"}}, False, True),
+]
+
+
+def test_whether_an_answer_has_reasoning_is_known_before_it_comes():
+    found = [will_think(chat(**fields).inputs, ("high",) if is_v4 else None) for fields, is_v4, _ in THINKS]
+    assert found == [thinks for *_, thinks in THINKS]
 
 
 def test_messages_go_on_as_they_came():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from deepseek_triton_tools.gateway.api_route import ApiRequest
-from deepseek_triton_tools.gateway.chat_request import ChatRequest, read_chat_request
+from deepseek_triton_tools.gateway.chat_request import ChatRequest, read_chat_request, will_think
 from deepseek_triton_tools.gateway.model_front import ModelFront
 from deepseek_triton_tools.gateway.openai_answers import (
     Answer,
@@ -141,6 +141,7 @@ class ChatAnswer(Answer):
         self.request = request
         self._identity = identity
         self._reasoning_fields = reasoning_fields if request.include_reasoning else ()
+        self._thinks = request.thinks and request.include_reasoning
 
     @property
     def complete(self) -> bool:  # type: ignore[override]
@@ -169,7 +170,7 @@ class WholeChatAnswer(ChatAnswer):
         calls = [call.document() for call in choice.calls.calls] if choice.calls else []
         text = "".join(choice.text)
         message: dict[str, object] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
-        if reasoning := "".join(choice.reasoning):
+        if (reasoning := "".join(choice.reasoning)) or self._thinks:
             message |= dict.fromkeys(self._reasoning_fields, reasoning)
         if calls:
             message["tool_calls"] = calls
@@ -199,10 +200,17 @@ class StreamedChatAnswer(ChatAnswer):
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
         self._usage_head = b"data: %b" % head
         self._reasoning_names = [_encode(name) for name in self._reasoning_fields]
+        self._no_reasoning, self._no_content, self._last_delta = b"", b"", b""
+        if self._thinks:
+            self._no_reasoning = b"".join(b",%b:null" % name for name in self._reasoning_names)
+            self._no_content, self._last_delta = b'"content":null,', b'"content":""' + self._no_reasoning
 
     def begin(self) -> bytes:
         """The first chunk of each choice."""
-        return b"".join(head + b'"role":"assistant","content":""' + self._plain_tail for head in self._heads)
+        text = b'"content":""'
+        if self._thinks:
+            text = self._no_content + b",".join(b'%b:""' % name for name in self._reasoning_names)
+        return b"".join(b'%b"role":"assistant",%b%b' % (head, text, self._plain_tail) for head in self._heads)
 
     def take(self, parts: Iterable[Part]) -> bytes:
         """The chunks for parts that have come."""
@@ -218,10 +226,11 @@ class StreamedChatAnswer(ChatAnswer):
             if part.reasoning and self._reasoning_names:
                 value = _encode(part.reasoning)
                 delta = b",".join(b"%b:%b" % (name, value) for name in self._reasoning_names)
-                chunks.append(head + delta + self._tail_of(choice))
+                chunks.append(head + self._no_content + delta + self._tail_of(choice))
             for piece in pieces:
                 if isinstance(piece, TextPiece):
-                    chunks.append(b'%b"content":%b%b' % (head, _encode(piece.text), self._tail_of(choice)))
+                    delta = b'"content":%b%b' % (_encode(piece.text), self._no_reasoning)
+                    chunks.append(head + delta + self._tail_of(choice))
                 elif isinstance(piece, (CallBegins, ArgumentsPiece)):
                     assert choice.calls is not None
                     chunks.append(b'%b"tool_calls":[%b]%b' % (head, choice.calls.delta(piece), self._tail_of(choice)))
@@ -229,8 +238,8 @@ class StreamedChatAnswer(ChatAnswer):
                 more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
                 if choice.prompt_logprobs:
                     more += b',"prompt_logprobs":%b' % choice.prompt_logprobs.encode()
-                values = (head, self._logprobs(choice), _encode(choice.finish_reason), more, self._tail_with_usage())
-                chunks.append(b'%b},"logprobs":%b,"finish_reason":%b%b}]%b' % values)
+                values = (self._logprobs(choice), _encode(choice.finish_reason), more, self._tail_with_usage())
+                chunks.append(head + self._last_delta + b'},"logprobs":%b,"finish_reason":%b%b}]%b' % values)
         return b"".join(chunks)
 
     def end(self) -> bytes:
@@ -262,6 +271,7 @@ class StreamedChatAnswer(ChatAnswer):
 async def chat_completion(request: ApiRequest) -> None:
     asked = read_chat_request(request.document)
     name, model = await request.model(asked.model, asked.most_tokens)
+    asked.thinks = will_think(asked.inputs, (await model.info()).reasoning_efforts)
     identity = response_identity("chatcmpl", name, await model.fingerprint())
     form = StreamedChatAnswer if asked.stream else WholeChatAnswer
     answer = form(asked, identity, request.state.settings.reasoning_fields)

@@ -262,7 +262,8 @@ def read_common(
 @dataclass(slots=True)
 class ChatRequest(ModelRequest):
     """has_tools: calls are looked for in the text. drop_calls: calls that the model makes all the same are left out.
-    only_first_call: nothing after one call is given. top_logprobs: None for no log-probabilities."""
+    only_first_call: nothing after one call is given. top_logprobs: None for no log-probabilities. thinks: the answer
+    has the fields of the reasoning without any too, as at DeepSeek, whose clients don't ask whether they are there."""
 
     messages: list[object] = field(default_factory=list)
     include_reasoning: bool = True
@@ -270,6 +271,7 @@ class ChatRequest(ModelRequest):
     has_tools: bool = False
     drop_calls: bool = False
     only_first_call: bool = False
+    thinks: bool = False
 
 
 def read_chat_request(document: object) -> ChatRequest:
@@ -353,6 +355,14 @@ def with_effort(inputs: dict[str, object], efforts: Sequence[str] | None) -> dic
         raise wrong(EFFORT, f"one of {', '.join(efforts or _EFFORTS)}", effort)
     others = {name: value for name, value in inputs.items() if name != EFFORT}
     return others | {"chat_template_kwargs": json_text(kwargs)}
+
+
+def will_think(inputs: Mapping[str, object], efforts: Sequence[str] | None) -> bool:
+    """Whether the answer has reasoning, be it empty: the request turns it on, or it does not turn it off and the model
+    tells `efforts` apart."""
+    kwargs = msgspec.json.decode(str(inputs.get("chat_template_kwargs", "{}")))
+    is_default = efforts is not None and "none" not in (inputs.get(EFFORT), kwargs.get(EFFORT))
+    return bool(kwargs.get("thinking", is_default))
 
 
 def _template_arguments(given: Mapping[str, object]) -> dict[str, object]:
