@@ -234,8 +234,17 @@ def test_a_prompt_and_a_conversation_are_tokenized_and_each_token_is_asked_for_o
     triton.clear()
     begun = {"role": "assistant", "content": "Hel"}
     body = {"messages": [*MESSAGES, begun], "add_generation_prompt": False, "continue_final_message": True}
+    body |= {
+        "tools": [{}],
+        "tool_choice": "none",
+        "response_format": {"type": "json_object"},
+        "add_special_tokens": False,
+    }
     assert client.post("/tokenize", json=body).status_code == 200
-    assert json.loads(triton.asked[0]["messages"]) == [*MESSAGES, {**begun, "prefix": True}]
+    asked = triton.asked[0]
+    assert json.loads(asked["messages"]) == [*MESSAGES, {**begun, "prefix": True}]
+    assert asked["tool_choice"] == "none"
+    assert json.loads(asked["sampling_parameters"]) == {"guided_json_object": True, "add_special_tokens": False}
 
 
 def test_what_cannot_be_tokenized_is_refused_by_name(triton, client):

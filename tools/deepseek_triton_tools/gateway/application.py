@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.gateway.api_route import ApiExchange, ApiRequest, ApiRoute, ClientLeft, Handler
 from deepseek_triton_tools.gateway.chat import chat_completion
-from deepseek_triton_tools.gateway.chat_request import EFFORT, rendering
+from deepseek_triton_tools.gateway.chat_request import EFFORT, GUIDE_FIELDS, guided_fields, rendering
 from deepseek_triton_tools.gateway.completions import completion
 from deepseek_triton_tools.gateway.guard import RATE_LIMIT_HEADERS
 from deepseek_triton_tools.gateway.model_front import GatewayState, ModelFront
@@ -168,7 +168,11 @@ async def _entry(name: str, model: ModelFront) -> dict[str, object]:
 
 _TOKENIZE = frozenset({"model", "prompt", "messages", "add_special_tokens", "return_token_strs"})
 _OF_MESSAGES = frozenset(
-    {"tools", "chat_template_kwargs", EFFORT, "thinking", "add_generation_prompt", "continue_final_message"}
+    {
+        *("tools", "tool_choice", "chat_template_kwargs", EFFORT, "thinking"),
+        *("add_generation_prompt", "continue_final_message"),
+        *GUIDE_FIELDS,  # V4's prompts tell the form of the answer
+    }
 )
 # The model's server tells the text of one token at a time.
 _MOST_TEXTS = 1024
@@ -185,13 +189,16 @@ async def tokenize(request: ApiRequest) -> None:
     if ("prompt" in given) == ("messages" in given):
         raise invalid("expected prompt or messages, and one of them.", param="prompt")
     inputs: dict[str, object] = {"task": "tokenize", "text_input": text("prompt", given.get("prompt", ""))}
+    sampling: dict[str, object] = {}
     if "messages" in given:
+        sampling |= guided_fields(given)
         inputs |= rendering(given, a_list("messages", given["messages"]), a_list("tools", given.get("tools", [])))
     elif useless := given.keys() & _OF_MESSAGES:
         raise invalid(f"{min(useless)}: expected beside messages only, got it beside prompt.", param=min(useless))
     if "add_special_tokens" in given:
-        special = boolean("add_special_tokens", given["add_special_tokens"])
-        inputs["sampling_parameters"] = json_text({"add_special_tokens": special})
+        sampling["add_special_tokens"] = boolean("add_special_tokens", given["add_special_tokens"])
+    if sampling:
+        inputs["sampling_parameters"] = json_text(sampling)
     has_texts = boolean("return_token_strs", given.get("return_token_strs", False))
     _, model = await request.model(text("model", given.get("model", "")))
     ids = (await model.ask(inputs)).get("output_ids", [])

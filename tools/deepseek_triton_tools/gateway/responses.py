@@ -246,7 +246,7 @@ class ResponsesAnswer(Answer):
         }
 
 
-_PROMPT_INPUTS = ("messages", "tools", "tool_choice", "chat_template_kwargs", EFFORT)
+_PROMPT_INPUTS = ("messages", "tools", "tool_choice", "chat_template_kwargs", EFFORT, "sampling_parameters")
 """The inputs that a prompt is made of."""
 
 
