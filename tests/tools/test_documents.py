@@ -369,5 +369,5 @@ def _elsewhere(argv):
 PROGRAMS = {
     "deepseek-triton": _ours, "make": _make, "pip": _pip, "python3": _python, "bash": _bash, "mkdir": _really,
     "ssh-keygen": _really, "cp": _cp, "docker": _docker, "kubectl": _kubectl, "srun": _slurm, "scancel": _slurm,
-    "sbatch": _slurm, **dict.fromkeys(["curl", "cat", "aiperf", "perf_analyzer", "genai-perf"], _elsewhere),
+    "sbatch": _slurm, **dict.fromkeys(["curl", "cat", "aiperf", "perf_analyzer"], _elsewhere),
 }  # fmt: skip
