@@ -31,6 +31,7 @@ from deepseek_triton_build.data.known_variables import nearest_variable
 from deepseek_triton_build.data.planned_settings import is_engine_variable, is_for_every_rank
 from deepseek_triton_build.data.profiles import DEFAULT_PROFILE, Profile, Recipe, profiles
 from deepseek_triton_build.data.releases import (
+    CANDIDATES,
     DEFAULT_RELEASE,
     READABLE_RELEASES,
     RELEASES,
@@ -40,8 +41,10 @@ from deepseek_triton_build.data.releases import (
     last_image,
     load_release,
     release_for_container,
+    release_image_name,
     tags_with,
     version_numbers,
+    without_image,
 )
 from deepseek_triton_build.data.vllm import (
     DEFAULT_VLLM,

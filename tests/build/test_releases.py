@@ -12,11 +12,13 @@ from deepseek_backend.engines.tensorrt_llm.loading import APPLIED_OUTSIDE
 from deepseek_backend.release import EngineRelease
 from deepseek_triton_build import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.catalog import (
+    CANDIDATES,
     READABLE_RELEASES,
     RELEASES,
     containers,
     load_release,
     release_for_container,
+    version_numbers,
 )
 from deepseek_triton_build.data import releases
 from deepseek_triton_build.data.spelling import spell
@@ -29,14 +31,12 @@ def release(request):
     return load_release(request.param)
 
 
-def number(version):
-    return [int(part) for part in version.split(".")]
-
-
 def test_releases_are_listed_newest_first():
-    assert list(READABLE_RELEASES) == sorted(READABLE_RELEASES, key=number, reverse=True)
+    assert list(READABLE_RELEASES) == sorted(READABLE_RELEASES, key=version_numbers, reverse=True)
     release = load_release("1.2.0")
     assert [release.is_before(other) for other in ("1.10", "1.2.1", "1.2", "0.21.0")] == [True, True, False, False]
+    candidate = load_release(CANDIDATES[0])
+    assert [candidate.is_before(other) for other in ("1.4", "1.3", "1.3.0", "1.2.1")] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("version", READABLE_RELEASES)
@@ -104,7 +104,7 @@ def test_a_key_that_is_not_known_is_refused(subtests):
 
 
 def test_a_release_without_a_record_is_refused():
-    with pytest.raises(UnknownNameError, match=r"known so far: 1\.2\.1, "):
+    with pytest.raises(UnknownNameError, match=r"known so far: 1\.3\.0rc29, 1\.2\.1, "):
         load_release("1.2.2")
     with pytest.raises(RefusedPlanError, match=r"0\.20\.0 .*nested.*flat.*use 0\.21\.0 \(container 25\.08\)$"):
         load_release("0.20.0")
@@ -129,11 +129,11 @@ SINCE = {
 def test_a_feature_is_there_from_its_release_on():
     for version in READABLE_RELEASES:
         features = load_release(version).features
-        expected = {name: number(version) >= number(since) for name, since in SINCE.items()}
+        expected = {name: version_numbers(version) >= version_numbers(since) for name, since in SINCE.items()}
         assert {name: features[name] for name in SINCE} == expected, version
         sparse = load_release(version).find_key("sparse_attention_config.algorithm")
         assert version not in RELEASES or bool(sparse) == expected["deepseek_v32"]
-        default = "pytorch" if number(version) >= [1, 0, 0] else "tensorrt"
+        default = "pytorch" if version_numbers(version) >= (1, 0, 0) else "tensorrt"
         assert load_release(version).default_backend == default
 
 

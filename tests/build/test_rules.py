@@ -36,6 +36,7 @@ RELAXED, TOPK, SAMPLING = (
     f"speculative_config.{key}"
     for key in ("use_relaxed_acceptance_for_thinking", "relaxed_topk", "allow_advanced_sampling")
 )
+PENALTY = "speculative_config.enable_penalty"
 SPARSE = "sparse_attention_config.algorithm"
 DRAFTING, MTP, SHORT = {KIND: "MTP"}, {KIND: "MTP", DRAFTS: 1}, {LENGTH: 3328}
 CHUNKED, XGRAMMAR = {"enable_chunked_prefill": True}, {"guided_decoding_backend": "xgrammar"}
@@ -92,6 +93,8 @@ CASES = {
     "D009": (on(MTP, **sampled("temperature", 0.6)), on(MTP, {SAMPLING: True}, **sampled("temperature", 0.6))),
     "D010": (on(MTP, {"sampler_type": "TRTLLMSampler"}), on({"sampler_type": "TRTLLMSampler"})),
     "D011": (on(MTP, {RELAXED: True, SAMPLING: True}), on(MTP, {SAMPLING: True})),
+    "D013": (on(MTP, {DRAFT_LEN: 3}, release="1.3.0rc29"), on(MTP, release="1.3.0rc29")),
+    "D014": (on(MTP, release="1.3.0rc29"), on(MTP, {PENALTY: True}, release="1.3.0rc29")),
     "E001": (on(isl=8192), on(isl=8192, environment={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8192"})),
     "E002": (on(environment={"TLLM_OVERRIDE_LAYER_NUM": "4"}), on(environment={"TLLM_OVERRIDE_LAYER_NUM": "0"})),
     "E003": (on(environment={"TRTLLM_DG_ENABLED": "0"}), on(environment={"TRTLLM_DG_ENABLED": "0"}, precision="w4a8")),

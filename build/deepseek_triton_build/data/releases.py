@@ -22,8 +22,12 @@ RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
 DEFAULT_RELEASE = RELEASES[0]
 """The TensorRT-LLM of the Triton containers 26.04 to 26.07, the newest that have one."""
 
-READABLE_RELEASES = (*RELEASES, "0.19.0")
-"""Releases with a record. 0.19.0 is there only for checking and translating files of its time."""
+CANDIDATES = ("1.3.0rc29",)
+"""Release candidates that files of TensorRT-LLM's own programs and of Dynamo are written for. No Triton container has
+one, so no repository is."""
+
+READABLE_RELEASES = (*CANDIDATES, *RELEASES, "0.19.0")
+"""Releases with a record, newest first. 0.19.0 is there only for checking and translating files of its time."""
 
 # Releases of containers that can't have a record -> why, and what to use instead.
 _NO_RECORD = {
@@ -162,7 +166,8 @@ class Release:
 
 @cache
 def version_numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
+    """Return the numbers that versions are compared by. A candidate, 1.3.0rc29, is not before its release."""
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def load_release(version: str) -> Release:
@@ -183,6 +188,12 @@ def containers() -> Mapping[str, ContainerImage]:
     """Return every published container by tag, newest first, also those whose release can't be used."""
     rows: Mapping[str, Mapping[str, str]] = load_yaml("trtllm_containers.yaml")
     return {tag: ContainerImage(tag=tag, **row) for tag, row in rows.items()}
+
+
+def without_image() -> str:
+    """Say that no Triton container has a candidate."""
+    tag, last = next(iter(containers().items()))
+    return f"no public Triton container has it, they end at {tag} with {last.trtllm}"
 
 
 def last_image() -> str:
@@ -252,6 +263,11 @@ def _load(version: str) -> Release:
     file = f"records/trtllm-{version}.yaml"
     text = read_data(file)
     record = load_yaml(file)
+    if before := record.get("before"):
+        # What differs is listed by classes and features, everything else by sections.
+        known = _load(before).record
+        both = {name: {**known[name], **record[name]} for name in ("classes", "features")}
+        record = {**known, **record, **both}
     return Release(
         version=record["release"],
         default_backend=record["default_backend"],

@@ -16,8 +16,9 @@ from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.releases import load_release
 
 MIXED = "mixed"
-"""Stands for all eras at once: for a file with keys of several."""
+"""Stands for all eras up to our own at once: for a file with keys of several."""
 
+_OURS = "1.2"
 _NEST = "pytorch_backend_config."
 
 
@@ -56,13 +57,14 @@ def canonical(settings: Mapping[str, Any], era_or_release: str) -> dict[str, Any
     :raises UnknownNameError: for a release without a record.
     """
     # 0.19 nests in pytorch_backend_config what 0.21 has flat, also keys that the table doesn't list for 0.19.
-    eras = list(_table()["eras"]) if era_or_release == MIXED else [_era(era_or_release)]
+    eras = _eras_to_ours() if era_or_release == MIXED else [_era(era_or_release)]
     eras = ["0.19", "0.21"] if eras == ["0.19"] else eras
     result: dict[str, Any] = {}
+    names = {key: _canonical_name(key, eras) for key in settings}
     for key, value in settings.items():
-        canonical_key = _canonical_name(key, eras)
+        canonical_key = names[key]
         # Where an old and a new name are both given, the new one counts.
-        if key == canonical_key or canonical_key not in settings:
+        if key == canonical_key or names.get(canonical_key) != canonical_key:
             is_inverted = key in _table()["inverted"] and isinstance(value, bool)
             result.setdefault(canonical_key, not value if is_inverted else value)
     # After all names: a switch of an era turns a section on or off whose keys may stand behind it.
@@ -115,6 +117,11 @@ def _table() -> Mapping[str, Any]:
     return table
 
 
+def _eras_to_ours() -> list[str]:
+    eras = list(_table()["eras"])
+    return eras[: eras.index(_OURS) + 1]
+
+
 def _era(name: str) -> str:
     eras: Mapping[str, list[str]] = _table()["eras"]
     for era, versions in eras.items():
@@ -151,7 +158,7 @@ def _canonical_name(key: str, eras: Iterable[str]) -> str:
 
 def _name_in_era(key: str, era: str) -> str:
     """Return the name in `era` of the argument that any era calls `key`; its values are not translated."""
-    canonical_key = _canonical_name(key, _table()["eras"])
+    canonical_key = _canonical_name(key, _eras_to_ours())
     for section, flags in _table()["switches"].items():
         if canonical_key in (section, *flags.values()):
             return str(flags.get(era, section))

@@ -14,6 +14,7 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Prompts of 8K tokens with answers of 1K on H200 are the known issue of the deployment guide.
 _LONG_INPUT = 8192
 _LAYERS, _DEEPGEMM = "TLLM_OVERRIDE_LAYER_NUM", "TRTLLM_DG_ENABLED"
+_V4_TOKENIZER = "deepseek_v4"
 _V32_TOKENIZER = "deepseek_v32"
 RUNS_CODE = "trust_remote_code: Python files of the checkpoint run with the server's rights, and DeepSeek needs none"
 REASONING_PARSER = "deepseek-r1"
@@ -73,6 +74,8 @@ def _no_tokenizer(d: Deployment) -> Iterator[Violation]:
 def _custom_tokenizer(d: Deployment) -> Iterator[Violation]:
     custom = d.get("custom_tokenizer")
     if not custom:
+        return
+    if custom == _V4_TOKENIZER and d.release is not None and not d.is_before("1.3"):
         return
     if custom == _V32_TOKENIZER:
         if d.attention in ("mla", "csa"):

@@ -121,7 +121,8 @@ class Deployment(AnyDeployment):
     """Input length in tokens that it is planned for because none was given."""
 
     def find(self, key: str) -> Field | None:
-        return _canonical_field(key)
+        own = None if self.release is None else self.release.find_key(key)
+        return own or _canonical_field(key)
 
     def judged_type(self, spelled: str) -> str:
         """A Literal counts as text, because the rules judge its values."""
@@ -181,7 +182,8 @@ class Deployment(AnyDeployment):
         """Tokens that MTP drafts a step; 0 without MTP."""
         if self.get("speculative_config.decoding_type") != "MTP":
             return 0
-        return int(self.get("speculative_config.num_nextn_predict_layers") or 0)
+        number = self.get("speculative_config.num_nextn_predict_layers")
+        return 1 if number is None else int(number)  # 1.3 takes it from the checkpoint, which has one layer
 
     @property
     def is_disaggregated(self) -> bool:

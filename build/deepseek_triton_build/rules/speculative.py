@@ -46,7 +46,7 @@ def _relaxed_knobs(d: Deployment) -> Iterator[Violation]:
 @RULES.error("D003")
 def _draft_len_alone(d: Deployment) -> Iterator[Violation]:
     wanted = d.settings.get(_DRAFT_LEN)
-    if _is_mtp(d) and _LAYERS not in d.settings and wanted is not None and wanted != 1:
+    if _is_mtp(d) and not _has_moved(d) and _LAYERS not in d.settings and wanted is not None and wanted != 1:
         message = f"max_draft_len {wanted} has no effect: without num_nextn_predict_layers one token is drafted"
         yield Violation(_DRAFT_LEN, message, f"set {_LAYERS}: {wanted} instead")
 
@@ -54,9 +54,35 @@ def _draft_len_alone(d: Deployment) -> Iterator[Violation]:
 @RULES.warning("D004")
 def _draft_len_besides(d: Deployment) -> Iterator[Violation]:
     wanted, layers = d.settings.get(_DRAFT_LEN), d.settings.get(_LAYERS)
-    if _is_mtp(d) and wanted is not None and layers is not None and wanted != layers:
+    if _is_mtp(d) and not _has_moved(d) and wanted is not None and layers is not None and wanted != layers:
         message = f"max_draft_len {wanted} is overwritten by num_nextn_predict_layers {layers}"
         yield Violation(_DRAFT_LEN, message, "remove max_draft_len")
+
+
+def _has_moved(d: Deployment) -> bool:
+    """Tell whether the release is known to count max_draft_len: there the two keys have changed places."""
+    return d.release is not None and not d.is_before("1.3")
+
+
+@RULES.warning("D013")
+def _older_draft_len(d: Deployment) -> Iterator[Violation]:
+    number = d.settings.get(_DRAFT_LEN)
+    if _is_mtp(d) and _has_moved(d) and number is not None and d.release is not None:
+        message = (
+            f"num_nextn_predict_layers {number}: in TensorRT-LLM {d.release.version} it is the number of MTP layers in "
+            "the checkpoint, which is read from there"
+        )
+        fix = "remove it" if _LAYERS in d.settings else f"set {_DRAFT_LEN}: {number} instead"
+        yield Violation(_DRAFT_LEN, message, fix)
+
+
+@RULES.note("D014")
+def _penalties(d: Deployment) -> Iterator[Violation]:
+    key = "speculative_config.enable_penalty"
+    if _is_mtp(d) and _has_moved(d) and not d.get(key):
+        message = "with MTP, requests that ask for a penalty of repetition, presence or frequency are refused"
+        fix = f"set {key}: true, which takes memory, if clients ask for them"
+        yield Violation("speculative_config.decoding_type", message, fix)
 
 
 @RULES.error("D007")
