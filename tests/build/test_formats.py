@@ -107,6 +107,11 @@ NOT_WRITTEN = [
     *((name, REQUESTS["gen"], "--format trtllm-serve$") for name in OF_TENSORRT_LLM if name not in SERVERS),
     ("quickstart", PlanRequest(variant="tiny"), r"the reference engine can't be written as quickstart .*triton$"),
     ("vllm-serve", R1, r"can't be written as vllm-serve .*use --engine vllm$"),
+    (
+        "triton",
+        replace(R1, release="1.3.0rc29"),
+        r"no public Triton container .* 26\.07 with 1\.2\.1; use --format trtllm-serve",
+    ),
     ("trtllm-server", R1, "did you mean 'trtllm-serve'"),
     ("ctx", R1, "unknown format 'ctx': ctx is a profile: --profile ctx; known so far"),
 ]

@@ -120,7 +120,7 @@ class Plan:
         if self.vllm is not None:
             tags = self.vllm.containers
             return vllm_image_name(self.request.container or tags[0]) if tags else None
-        if self.release is None:
+        if self.release is None or not self.release.containers:
             return None
         asked, known = self.request.container, self.release.containers
         return image_name(asked if asked in known else known[0])

@@ -42,7 +42,7 @@ from deepseek_triton_build.data.profiles import (
     Workload,
     find_profile,
 )
-from deepseek_triton_build.data.releases import RELEASES, Release, load_release
+from deepseek_triton_build.data.releases import CANDIDATES, RELEASES, Release, load_release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.plan_request import PlanRequest, read_json_object
 from deepseek_triton_build.rules import target_violations
@@ -162,7 +162,7 @@ def resolve_target(request: PlanRequest) -> Target:
     """
     model = resolve_model(request)
     release = load_release(request.release)
-    if request.release not in RELEASES:
+    if request.release not in (*CANDIDATES, *RELEASES):
         raise RefusedPlanError(
             f"TensorRT-LLM {request.release} can be checked only, no repository is written for it",
             fix=f"use {RELEASES[-1]} or newer",

@@ -20,6 +20,7 @@ from deepseek_triton_build.data.planned_settings import (
 from deepseek_triton_build.data.releases import Release, honoured_fields, sampler_of
 from deepseek_triton_build.data.setting_types import bounded_type
 from deepseek_triton_build.data.spelling import canonical, moved, spell
+from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.planning.backend_settings import Arguments, EngineLimits, refuse_misfit, with_own_arguments
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.planning.trtllm_settings import choose_environment, choose_settings, unset_environment
@@ -226,14 +227,19 @@ def _for_release(release: Release, chosen: Mapping[str, Setting]) -> tuple[tuple
         missing = [name for name in spelled if release.find_key(name) is None]
         if missing and key in _NEEDED:
             release.require_key(missing[0])
-        elif missing:
-            reason = f"TensorRT-LLM {release.version} has no {missing[0]}"
+        elif missing or (key not in _NEEDED and not _takes(release, spelled)):
+            reason = f"TensorRT-LLM {release.version} has no {missing[0] if missing else f'{key} {setting.value}'}"
             omitted.append(Omission(key=key, value=setting.value, reason=reason))
         else:
             for name, value in spelled.items():
                 written.setdefault(name, Setting(name, value, setting.reason, source=setting.source))
     _drop_guided_decoding(release, written, omitted)
     return tuple(written.values()), tuple(omitted)
+
+
+def _takes(release: Release, spelled: Mapping[str, Any]) -> bool:
+    """Tell whether the values are among those that the release's keys have."""
+    return all(fits(value, release.require_key(name).type) for name, value in spelled.items())
 
 
 def _drop_guided_decoding(release: Release, written: dict[str, Setting], omitted: list[Omission]) -> None:

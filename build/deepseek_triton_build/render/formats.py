@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload, profiles
-from deepseek_triton_build.data.releases import DEFAULT_RELEASE, find_dynamo
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE, find_dynamo, without_image
 from deepseek_triton_build.planning.disaggregated import (
     DISAGGREGATED,
     REQUEST_TIMEOUT_S,
@@ -118,6 +118,10 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
         note = f"{name} is a profile: --profile {name}" if name in profiles() else ""
         raise UnknownNameError("format", name, FORMATS, note=note)
     usable = usable_formats(plan)
+    if name == DEFAULT_FORMAT and plan.release is not None and not plan.release.containers:
+        named = " or ".join(f"--format {entry}" for entry in usable)
+        cause = f"TensorRT-LLM {plan.release.version}: {without_image()}"
+        raise RefusedPlanError(cause, fix=f"use {named}, or --trtllm {DEFAULT_RELEASE}")
     if name not in usable:
         of_profile = plan.profile if plan.vllm is None else None
         what = f"profile {of_profile.name}" if of_profile is not None else f"the {plan.engine} engine"
@@ -147,11 +151,12 @@ def usable_formats(plan: Plan) -> tuple[str, ...]:
     """Return the formats that make sense for the plan. A checkpoint that travels in a repository needs one."""
     if plan.vllm is not None:
         return (DEFAULT_FORMAT,) if plan.carries_checkpoint else (DEFAULT_FORMAT, VLLM_SERVE)
-    if plan.profile is None:
+    if plan.profile is None or plan.release is None:
         return (DEFAULT_FORMAT,)
     # Dynamo serves what trtllm-serve does, but one side of a pair alone serves nothing.
     dynamo = (DYNAMO,) if "trtllm-serve" in plan.profile.formats and plan.profile.name not in ("ctx", "gen") else ()
-    return (*plan.profile.formats, *dynamo)
+    formats = (*plan.profile.formats, *dynamo)
+    return formats if plan.release.containers else tuple(name for name in formats if name != DEFAULT_FORMAT)
 
 
 def format_request(name: str, request: PlanRequest) -> PlanRequest:

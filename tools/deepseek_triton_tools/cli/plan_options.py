@@ -135,6 +135,7 @@ def known_names() -> str:
     if find_spec("yaml") is None:
         return f"names: {install_extra('tools')} to see them\n"
     from deepseek_triton_build.catalog import (
+        CANDIDATES,
         PRECISION_ALIASES,
         PRECISIONS,
         RELEASES,
@@ -153,7 +154,7 @@ def known_names() -> str:
         "--gpu": gpus(),
         "--precision": precisions,
         "--profile": (*profiles(), "disagg"),
-        "--trtllm": RELEASES,
+        "--trtllm": (*CANDIDATES, *RELEASES),
         "--vllm": VLLM_VERSIONS,
         "--image": tags,
     }

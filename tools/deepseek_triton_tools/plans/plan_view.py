@@ -16,7 +16,7 @@ from deepseek_triton_build import (
     usable_formats,
 )
 from deepseek_triton_build.arithmetic import GIB
-from deepseek_triton_build.catalog import DEFAULT_RELEASE, last_image
+from deepseek_triton_build.catalog import DEFAULT_RELEASE, last_image, release_image_name, without_image
 from deepseek_triton_build.text import yaml_flow
 from deepseek_triton_tools.terminal import tables
 from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
@@ -247,7 +247,9 @@ def engine_version(plan: Plan) -> str:
 
 
 def how_to_get(plan: Plan) -> str:
-    """Say how to get a vLLM that no container of Triton's is known to have."""
+    """Say how to get an engine that no container of Triton's is known to have."""
+    if plan.release is not None:
+        return f"{release_image_name(plan.release.version)}; {without_image()}"
     assert plan.vllm is not None
     return f"no Triton container is known to have it; pip install vllm=={plan.vllm.version} where tritonserver is"
 

@@ -11,6 +11,7 @@ from typing import Any
 from deepseek_triton_build import FORMATS, PlanRequest, RefusedPlanError, resolve_target, resolve_vllm_target
 from deepseek_triton_build.arithmetic import minimum_gpus
 from deepseek_triton_build.catalog import (
+    CANDIDATES,
     PRECISIONS,
     RELEASES,
     VLLM_VERSIONS,
@@ -161,7 +162,7 @@ def support_of(variant: Variant, precision: str) -> Support | None:
 
     return Support(
         cells=tuple(_cell(variant, checkpoint, gpu) for gpu in gpus().values()),
-        releases=tuple(version for version in RELEASES if is_served("tensorrt_llm", release=version)),
+        releases=tuple(v for v in (*CANDIDATES, *RELEASES) if is_served("tensorrt_llm", release=v)),
         vllm_versions=tuple(version for version in VLLM_VERSIONS if is_served("vllm", vllm=version)),
     )
 
@@ -220,7 +221,8 @@ def _other_tables(chosen: list[Gpu]) -> Iterator[Table]:
         for name, profile in profiles().items()
     ]
     yield Table(title="Profiles", headings=("profile", "for", "recipes for", "formats"), rows=rows)
-    releases = [(version, ", ".join(tags_with(version))) for version in RELEASES]
+    candidates = [(version, "none: for the formats of its own programs and Dynamo") for version in CANDIDATES]
+    releases = candidates + [(version, ", ".join(tags_with(version))) for version in RELEASES]
     yield Table(title="Releases", headings=("TensorRT-LLM", "in Triton containers (--image)"), rows=releases)
     versions = [(version, ", ".join(vllm_tags_with(version)) or "-") for version in VLLM_VERSIONS]
     yield Table(title="Versions", headings=("vLLM", "in Triton containers (--image)"), rows=versions)
@@ -279,6 +281,6 @@ def _document(served: Served, chosen: list[Gpu]) -> dict[str, object]:
             }
             for name, profile in profiles().items()
         ],
-        "releases": [{"release": version, "containers": list(tags_with(version))} for version in RELEASES],
+        "releases": [{"release": name, "containers": list(tags_with(name))} for name in (*CANDIDATES, *RELEASES)],
         "vllm": [{"version": version, "containers": list(vllm_tags_with(version))} for version in VLLM_VERSIONS],
     }
