@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import pytest
 
-from deepseek_triton_build.arithmetic.block_pool import block_pool
-from deepseek_triton_build.arithmetic.gpu_memory import GIB
-from deepseek_triton_build.catalog import load_vllm
+from deepseek_triton_build.arithmetic.block_pool import DS_MLA, block_pool
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, Layout
+from deepseek_triton_build.arithmetic.vllm_memory import vllm_budget
+from deepseek_triton_build.catalog import find_gpu, find_variant, load_vllm
 
-RATIOS = {"flash": [0, 0, *[4, 128] * 20, 4], "pro": [128, 128, *[4, 128] * 29, 4]}
+NAMES = {"flash": "deepseek-v4-flash", "pro": "deepseek-v4-pro", "v4.1": "deepseek-v4.1-flash"}
 
 
-def pool_of(model, version, gib=40.0, tokens=8192, **more):
-    return block_pool(int(gib * GIB), RATIOS[model], load_vllm(version), max_num_batched_tokens=tokens, **more)
+def pool_of(model, version, gib=40.0, tokens=8192, draft_layers=0, form=DS_MLA):
+    a = find_variant(NAMES[model]).architecture
+    windows, vllm = a.num_layers + draft_layers, load_vllm(version)
+    return block_pool(int(gib * GIB), a.csa, windows, vllm, tokens=tokens, drafts=0, form=form)
 
 
 # Model, version, draft layers, bytes of a block; of its compressed caches, two groups of windows, states.
@@ -108,6 +111,24 @@ def test_logs_of_others_say_the_same():
         assert pool_of("flash", "0.25.1", gib, tokens=16_384).longest_start == pytest.approx(longest, rel=0.02)
 
 
+@pytest.mark.parametrize(("is_dp", "requests"), [(False, 20.43), (True, 156.9 / 8)])
+def test_eight_b200s_have_the_room_that_was_logged(is_dp, requests):
+    """V4-Flash-0731 without drafts, vLLM 0.25.0 (vllm-project/recipes#762, vllm-project/vllm#51454)."""
+    flash = find_variant("deepseek-v4-flash-0731")
+    budget = vllm_budget(
+        find_gpu("b200"),
+        flash.architecture,
+        flash.checkpoints["mxfp4"],
+        Layout(tensor_parallel_size=8, expert_parallel_size=8, attention_dp=is_dp),
+        gpu_memory_utilization=0.95,
+        max_num_batched_tokens=8192,
+        max_num_seqs=256,
+        kv_dtype="fp8",
+        vllm=load_vllm("0.25.1"),
+    )
+    assert budget.pool.logged_concurrency(2**20) == pytest.approx(requests, rel=0.02)
+
+
 # Version -> bytes of a block, tokens of a prompt under way at 8,192 batched ones, blocks for the check as vLLM starts.
 ERAS = {
     "0.24.0": (1_039_680, 8192, 40834),
@@ -123,17 +144,34 @@ def test_versions_differ():
     for version, facts in ERAS.items():
         pool = pool_of("flash", version)
         assert (pool.bytes_per_block, pool.in_flight, pool.checked_blocks) == facts, version
-    assert pool_of("flash", "0.33.0", async_scheduling=False).in_flight == 8192
 
 
 def test_blocks_for_a_prompt_keep_requests_away():
     few, many = (pool_of("flash", "0.27.1", 8.0, tokens=tokens).requests(8192, 1024) for tokens in (512, 8192))
-    assert (few[1], many[1]) == (True, True)
+    assert (few[1], many[1]) == (False, True)
     assert few[0] > many[0]
     assert pool_of("flash", "0.27.1", 2.0).requests(8192, 1024) == (0, True)
+    assert pool_of("flash", "0.27.1", 0).tokens_each(1) == 0
 
 
 def test_plain_rows_take_their_own_pages():
     """FLASHINFER_MLA_SPARSE_DSV4 on SM100."""
-    for rows, pages in {"bf16": {65536, 8704, 2048}, "fp8": {32768, 8704, 1024}}.items():
-        assert pool_of("flash", "0.33.0", rows=rows).groups[0].pages.keys() == pages
+    for form, pages in {"bf16": {65536, 8704, 2048}, "fp8": {32768, 8704, 1024}}.items():
+        assert pool_of("flash", "0.33.0", form=form).groups[0].pages.keys() == pages
+
+
+# Form -> bytes of a block of V4.1, groups of windows; the last is DeepSeek's 890 bytes a token.
+V41 = {
+    "fp8_ds_mla": (460_224, 2),
+    "mxfp8": (422_400, 2),
+    "nvfp4_ds_mla": (269_280, 3),
+    "nvfp4_ds_mla, fp4": (228_096, 4),
+}
+
+
+def test_blocks_of_v41_depend_on_the_form():
+    for form, (size, windows) in V41.items():
+        for draft_layers in (0, 3):
+            pool = pool_of("v4.1", "0.33.0", form=form, draft_layers=draft_layers)
+            assert (pool.bytes_per_block, len(pool.groups) - 2) == (size, windows), form
+            assert pool.held(4096) == 16 + 5 * windows + 1

@@ -28,6 +28,7 @@ from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.planning.vllm_sizes import VLLM_PROFILES
 from deepseek_triton_build.render.model_configuration import model_yaml
+from deepseek_triton_build.rules.rule import VllmDeployment
 from support.space import neighbour, plan_or_refusal
 
 GOLDEN = Path(__file__).with_name("golden_vllm")
@@ -69,6 +70,7 @@ def test_the_arithmetic_is_near_what_was_measured(
         max_num_batched_tokens=tokens,
         max_num_seqs=batch,
         kv_dtype="bf16",
+        vllm=load_vllm("0.25.1"),
     )
 
     assert budget.weights / GIB == pytest.approx(weights, rel=0.03)
@@ -103,6 +105,59 @@ FEWEST = [  # GPUs that fit
 
 def test_the_fewest_gpus_that_fit_are_chosen():
     assert [(changes, make_plan(wanted(**changes)).world_size) for changes, _ in FEWEST] == FEWEST
+
+
+LONG, MANY = Workload(isl=200_000, osl=1000), Workload(isl=8192, osl=1024, concurrency=512)
+V4 = [  # max_num_batched_tokens, and whether a prompt's blocks keep requests away
+    ("deepseek-v4-flash", "h200", 2, {}, 4096, False),
+    ("deepseek-v4-flash", "h100", 4, {"mtp": 1}, 4096, False),
+    ("deepseek-v4-flash-0731", "b200", 8, {"mtp": 5}, 8192, False),
+    ("deepseek-v4-pro", "h200", 8, {"workload": LONG}, 2048, False),
+    ("deepseek-v4-pro", "h200", 8, {"workload": MANY}, 1024, False),
+    ("deepseek-v4-pro", "h200", 8, {"profile": "long-64k"}, 4096, True),
+    ("deepseek-v4-pro", "b300", 8, {}, 8192, False),
+    ("deepseek-v4.1-flash", "b200", 4, {"vllm": "0.33.0"}, 8192, False),
+]
+
+
+@pytest.mark.parametrize(("variant", "gpu", "gpus", "more", "tokens", "is_away"), V4)
+def test_prompts_of_v4_leave_room_for_a_batch(variant, gpu, gpus, more, tokens, is_away):
+    plan = make_plan(wanted(variant, gpu, num_gpus=gpus, **more))
+    pool = plan.budget.pool
+    held, found = pool.requests(plan.workload.isl, plan.workload.osl)
+    assert (plan.canonical["max_num_batched_tokens"], found) == (tokens, is_away)
+    assert plan.budget.longest_start >= plan.canonical["max_model_len"]
+    assert not is_away or held >= plan.max_concurrency
+
+
+def test_v4_needs_two_h200s():
+    with pytest.raises(RefusedPlanError, match=r"145\.\d GiB") as refused:
+        make_plan(wanted("deepseek-v4-flash", num_gpus=1))
+    assert refused.value.suggestion == {"num_gpus": 2}
+
+
+NVFP4 = {"kv_cache_dtype": "nvfp4_ds_mla"}
+FORMS = [  # bytes of a block
+    ("deepseek-v4-flash", {}, 1_002_240),
+    ("deepseek-v4-flash", {"attention_backend": "FLASHINFER_MLA_SPARSE_DSV4", "kv_cache_dtype": "fp8"}, 891_392),
+    ("deepseek-v4.1-flash", {}, 422_400),
+    ("deepseek-v4.1-flash", NVFP4, 269_280),
+    ("deepseek-v4.1-flash", NVFP4 | {"attention_config.use_fp4_indexer_cache": True}, 228_096),
+]
+
+
+@pytest.mark.parametrize(("variant", "more", "size"), FORMS)
+def test_arguments_say_how_v4_stores_its_cache(variant, more, size):
+    v4 = find_variant(variant)
+    deployment = VllmDeployment(
+        settings={"tensor_parallel_size": 8, "max_num_batched_tokens": 8192, "max_num_seqs": 64} | more,
+        vllm=load_vllm("0.33.0"),
+        variant=v4,
+        architecture=v4.architecture,
+        checkpoint=v4.checkpoints["mxfp4"],
+        gpu=find_gpu("b200"),
+    )
+    assert deployment.budget().pool.bytes_per_block == size
 
 
 # Parallelism and settings

@@ -1,27 +1,38 @@
 """vLLM's KV cache of DeepSeek-V4: one pool of equal blocks, from which a request takes some for each group of caches.
 
 Read in the wheels of 0.24.0, 0.25.1, 0.27.1, 0.31.0 and 0.33.0: vllm/v1/core/kv_cache_utils.py (0.33.0:
-kv_cache_planning.py, too), vllm/v1/kv_cache_interface.py and vllm/models/deepseek_v4.
+kv_cache_planning.py, too), vllm/v1/kv_cache_interface.py, vllm/models/deepseek_v4 and deepseek_v41.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from deepseek_triton_build.data.catalog import CompressedAttention
 from deepseek_triton_build.data.vllm import VllmVersion
 
-BLOCK_TOKENS, _WINDOW_BLOCK, _WINDOW = 256, 64, 128
-"""Tokens of a block of the compressed caches (block_size, which has to be 256) and of the windows; a window."""
-_ROWS: Mapping[str, tuple[int, int]] = {"fp8_ds_mla": (584, 576), "fp8": (512, 512), "bf16": (1024, 512)}
-"""Form -> bytes of a token's 512 values, and of what a page is a multiple of. fp8_ds_mla has 448 values in FP8, 64 in
-16 bits and eight bytes of scales; the other two are FLASHINFER_MLA_SPARSE_DSV4's on SM100."""
-_INDEX_ROW = 132
-"""Bytes of an indexer's key: 128 in FP8 and a scale. SM100's FP4 cache takes the same page."""
+BLOCK_TOKENS = 256
+"""Tokens of a block of the compressed caches: block_size, which has to be this."""
+DS_MLA = "fp8_ds_mla"
+_FORMS: Mapping[str, tuple[int, int, int, int, int]] = {
+    DS_MLA: (584, 584, 132, 576, 1),
+    # FLASHINFER_MLA_SPARSE_DSV4's plain rows on SM100.
+    "fp8": (512, 512, 132, 512, 1),
+    "bf16": (1024, 1024, 132, 512, 1),
+    # V4.1's on SM100: FlashMLA's, and FLASHMLA_MEGA_ATTN_DSV41's, the default where its conditions hold.
+    "mxfp8": (528, 528, 132, 512, 528),
+    "nvfp4_ds_mla": (288, 528, 132, 512, 528),
+    "nvfp4_ds_mla, fp4": (288, 528, 68, 512, 528),
+}
+"""Form -> bytes of a compressed entry, of a window's token and of an indexer's key; what pages and blocks are multiples
+of."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CacheGroup:
     """Caches of several layers that share their block numbers: one block holds `tokens` tokens of each."""
 
@@ -78,11 +89,11 @@ class BlockPool:
         return self._longest(self.num_blocks // requests, self.decoded)
 
     def requests(self, isl: int, osl: int) -> tuple[int, bool]:
-        """Return how many requests of these lengths there are at once, and whether more would find room if no blocks
-        were set aside for a prompt: the last one is admitted while the others hold theirs."""
+        """Return how many requests of these lengths there are at once, and whether more than a tenth of them would be
+        added if no blocks were set aside for a prompt: the last one is admitted while the others hold theirs."""
         held = self.held(isl + osl)
         admitted = max(0, (self.num_blocks - self.reserved(isl)) // held + 1)
-        return min(self.num_blocks // held, admitted), admitted < self.num_blocks // held
+        return min(self.num_blocks // held, admitted), admitted * 1.1 < self.num_blocks // held
 
     def logged_concurrency(self, max_model_len: int) -> float:
         """Return vLLM's "Maximum concurrency"; times `max_model_len` it is the tokens of its "GPU KV cache size"."""
@@ -101,47 +112,45 @@ class BlockPool:
 
 
 def block_pool(
-    memory: int,
-    compress_ratios: Sequence[int],
-    vllm: VllmVersion,
-    *,
-    max_num_batched_tokens: int,
-    draft_layers: int = 0,
-    num_draft_tokens: int = 0,
-    async_scheduling: bool = True,
-    rows: str = "fp8_ds_mla",
+    memory: int, csa: CompressedAttention, windows: int, vllm: VllmVersion, *, tokens: int, drafts: int, form: str
 ) -> BlockPool:
     """Return the pool of `memory` bytes.
 
-    :param compress_ratios: of each layer but the draft's, which have windows alone.
+    :param windows: layers, the draft's too, which have a window alone.
+    :param tokens: max_num_batched_tokens.
+    :param drafts: tokens that are drafted a step.
     """
-    row, alignment = _ROWS[rows]
+    row, window_row, index_row, page_multiple, block_multiple = _FORMS[form]
 
     def page(size: int) -> int:
-        return -(-size // alignment) * alignment
+        return -(-size // page_multiple) * page_multiple
 
-    num_indexed, num_others = compress_ratios.count(4), compress_ratios.count(128)
-    counts = (num_indexed, num_others, len(compress_ratios) + draft_layers, num_indexed)
-    main, indexer = page(_WINDOW_BLOCK * row), page(_WINDOW_BLOCK * _INDEX_ROW)
-    compressed = {main: num_indexed, indexer: num_indexed, page(BLOCK_TOKENS // 128 * row): num_others}
-    # The compressors' states: keys and gates of 32 bits, 2 x 1024 and 2 x 256 of a token, and 2 x 512.
-    is_padded = vllm.is_before("0.27.1")  # to the next page of the compressed caches
-    state, indexer_state = main if is_padded else page(4 * 2048 * 4), page(4 * 512 * 4)
-    # The windows' layers in groups as large as the others', so that the fewest places stay empty.
-    share = min(
-        range(max(counts[:2]), max(counts) + 1), key=lambda size: (sum(-count % size for count in counts), -size)
-    )
-    number = -(-counts[2] // share)
-    groups = (
-        CacheGroup(pages=compressed, tokens=BLOCK_TOKENS),
-        *(
-            CacheGroup(pages={main: len(range(first, counts[2], number))}, tokens=_WINDOW_BLOCK, kept=_WINDOW - 1)
-            for first in range(number)
-        ),
-        CacheGroup(pages={state: num_indexed, indexer_state: num_indexed}, tokens=4, kept=7),
-        CacheGroup(pages={state: num_others}, tokens=8, kept=_WINDOW - 1),
-    )
-    size = max(group.size for group in groups)
+    own, kept, by_layer = csa.kv_source_layers, csa.sliding_window - 1, dict(enumerate(csa.compress_ratios))
+    ratios = Counter(by_layer.get(layer, 0) for layer in own or by_layer)
+    window_tokens, compressed = 32 if own else 64, Counter[int]()
+    window = page(window_tokens * window_row)
+    for ratio in filter(None, ratios):
+        compressed[page(BLOCK_TOKENS // ratio * row)] += ratios[ratio]
+        if own or ratio == 4:
+            compressed[page(BLOCK_TOKENS // ratio * index_row)] += ratios[ratio]
+    first = CacheGroup(compressed, BLOCK_TOKENS)
+    is_padded = vllm.is_before("0.27.1")  # the states' pages, to the next of the compressed caches
+    if own:  # V4.1: as many windows as a block has room for; a ring of 32-bit rows, whatever the length
+        share, states = first.size // window, [CacheGroup({8 * 1024 * 4: ratios[2]}, sys.maxsize)]
+    else:  # the layers of a group of windows leave the fewest places of all groups empty
+        counts = (ratios[4], ratios[4], ratios[128], windows)
+        sizes = range(max(counts[:3]), windows + 1)
+        share = min(sizes, key=lambda size: (sum(-count % size for count in counts), -size))
+        # Keys and gates of 32 bits: of four tokens 2048 and, for the indexer, 512; of eight tokens 1024.
+        state, indexer_state = window if is_padded else page(4 * 2048 * 4), page(4 * 512 * 4)
+        states = [
+            CacheGroup({state: ratios[4], indexer_state: ratios[4]}, 4, 7),
+            CacheGroup({state: ratios[128]}, 8, kept),
+        ]
+    number = -(-windows // share)
+    split = (len(range(start, windows, number)) for start in range(number))
+    groups = (first, *(CacheGroup({window: layers}, window_tokens, kept) for layers in split), *states)
+    size = -(-max(group.size for group in groups) // block_multiple) * block_multiple
     if is_padded:  # each page size has as many places as the group with most of it
         size = sum(page * max(group.pages.get(page, 0) for group in groups) for page in compressed)
     checked = size
@@ -153,6 +162,6 @@ def block_pool(
         checked_blocks=memory // checked - 1,  # vLLM uses all but one
         groups=groups,
         weighs_groups=is_padded,
-        in_flight=max_num_batched_tokens * (1 if is_padded or not async_scheduling else 2),
-        decoded=1 + num_draft_tokens,
+        in_flight=tokens if is_padded else 2 * tokens,  # the steps under way, with async_scheduling, the default
+        decoded=1 + drafts,
     )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 
+from deepseek_triton_build.arithmetic.block_pool import BLOCK_TOKENS, DS_MLA, block_pool
 from deepseek_triton_build.arithmetic.gpu_memory import (
     CONTEXT_BYTES,
     GIB,
@@ -20,6 +21,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
     weight_bytes_per_gpu,
 )
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Precision
+from deepseek_triton_build.data.vllm import VllmVersion
 
 # Memory that nvidia-smi counts and PyTorch does not: 140.4 against 139.8 GiB on an H200, 79.6 against 79.1 on an H100
 # (the "total capacity" of public out-of-memory messages).
@@ -34,6 +36,8 @@ _BESIDE_BYTES = int(6.7 * GIB)
 _CONTEXT_TOKENS = 64 * 1024
 """Most tokens of earlier chunks whose keys and values are computed again at once (vLLM
 vllm/model_executor/layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size)."""
+# What V4 takes besides all that is counted: a test has the log of eight B200s.
+_CSA_BYTES = int(3.5 * GIB)
 # Copies of the experts' activations, where they are more than one: Marlin took as much again (the second of the
 # measured rows).
 _EXPERT_COPIES: Mapping[Precision, int] = {"w4a16": 2}
@@ -49,39 +53,50 @@ def vllm_budget(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     kv_dtype: KvDtype,
+    vllm: VllmVersion,
+    max_model_len: int | None = None,
     num_draft_tokens: int = 0,
     mtp: bool = False,
     cuda_graphs: bool = True,
     mla: bool = True,
+    kv_form: str = "",
 ) -> Budget:
     """Return how a rank's memory is used. A negative KV cache means that it doesn't fit.
 
     :param layout: DP+EP is `attention_dp` here, too: every rank holds attention and dense layers whole.
     :param max_num_seqs: requests of one rank.
+    :param max_model_len: None for all that the model reads; only V4's buffers depend on it.
     :param num_draft_tokens: tokens that are drafted a step, by any method.
-    :param mtp: whether the checkpoint's MTP layer drafts, which vLLM loads then. Another method's own weights are not
+    :param mtp: whether the checkpoint's own draft is used, which vLLM loads then. Another method's own weights are not
         counted.
     :param mla: False where VLLM_MLA_DISABLE makes it ordinary attention, whose KV cache holds keys and values of each
         head, as wide as the keys (vLLM vllm/model_executor/models/deepseek_v2.py, DeepseekV2Attention).
+    :param kv_form: how V4's cache is stored, in block_pool's words; empty for what takes most of the usual ones.
     """
-    a = architecture
+    a, csa = architecture, architecture.csa
     heads = _heads(a, layout)
     held = weight_bytes_per_gpu(a, checkpoint, layout, mtp=mtp)
     # MLA's decode uses kv_b_proj in 16 bits: a copy, but of weights that have 16 bits a view.
-    if mla and checkpoint.precision in ("fp8", "w4a8"):
+    if mla and not csa and checkpoint.precision in ("fp8", "w4a8"):
         held += int(a.num_layers * heads * (a.qk_nope_head_dim + a.v_head_dim) * a.kv_lora_rank * 2)
+    # V4's MegaMoE on Blackwell sends a token to the ranks of its experts alone.
+    together = 1 if csa and gpu.architecture == "blackwell" else layout.attention_dp_size
     graphs = 0
     if cuda_graphs:
-        shared = _DP_GRAPH_BYTES if layout.attention_dp_size > 1 else 0
+        shared = _DP_GRAPH_BYTES if together > 1 else 0
         graphs = shared + len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES
     # The queries, a copy with the rotated part, and the output.
-    attention = int(max_num_batched_tokens * heads * (2 * (a.qk_nope_head_dim + a.qk_rope_head_dim) + a.v_head_dim) * 2)
-    up_projected = mla * int(_CONTEXT_TOKENS * heads * (a.qk_nope_head_dim + a.v_head_dim) * 2)
+    if csa:
+        attention = _of_compressed(a, heads, max_num_batched_tokens, max_model_len or a.max_position_embeddings)
+    else:
+        key = a.qk_nope_head_dim + a.qk_rope_head_dim
+        attention = int(max_num_batched_tokens * heads * (2 * key + a.v_head_dim) * 2)
+        attention += mla * int(_CONTEXT_TOKENS * heads * (a.qk_nope_head_dim + a.v_head_dim) * 2)
     # Each token goes to several experts, of which vLLM keeps input, gate and up in 16 bits. Under data parallelism the
     # experts get the tokens of every rank, in one piece (vllm/model_executor/layers/fused_moe/modular_kernel.py).
     each = a.num_experts_per_token * (a.hidden_size + 2 * a.moe_intermediate_size) * 2
-    experts = each * _EXPERT_COPIES.get(checkpoint.precision, 1) * max_num_batched_tokens * layout.attention_dp_size
-    activations = attention + up_projected + experts
+    experts = each * _EXPERT_COPIES.get(checkpoint.precision, 1) * max_num_batched_tokens * together
+    activations = attention + experts
     kv_bytes = kv_bytes_per_token(
         a,
         kv_dtype,
@@ -93,6 +108,19 @@ def vllm_budget(
         of_heads = 2 * math.ceil(heads) * (a.qk_nope_head_dim + a.qk_rope_head_dim)
         kv_bytes = kv_bytes // (a.kv_lora_rank + a.qk_rope_head_dim) * of_heads
     share = int((gpu.memory - _DRIVER_BYTES) * gpu_memory_utilization)
+    kv_cache = share - held - CONTEXT_BYTES - graphs - activations
+    pool = None
+    if csa:
+        usual = "mxfp8" if csa.kv_source_layers and gpu.architecture == "blackwell" else DS_MLA
+        pool = block_pool(
+            max(0, kv_cache),
+            csa,
+            a.num_layers + mtp * a.num_mtp_layers,
+            vllm,
+            tokens=max_num_batched_tokens,
+            drafts=num_draft_tokens,
+            form=kv_form or usual,
+        )
     return Budget(
         memory=gpu.memory,
         weights=held,
@@ -100,9 +128,10 @@ def vllm_budget(
         cuda_graphs=graphs,
         activations=activations,
         sampler=0,
-        kv_cache=share - held - CONTEXT_BYTES - graphs - activations,
-        kv_bytes_per_token=kv_bytes,
+        kv_cache=kv_cache,
+        kv_bytes_per_token=pool.bytes_per_block // BLOCK_TOKENS if pool else kv_bytes,
         attention_dp_size=layout.attention_dp_size,
+        pool=pool,
     )
 
 
@@ -110,7 +139,21 @@ def bytes_beside(architecture: Architecture, layout: Layout) -> int:
     """Return what vLLM takes beside its share of a GPU. A prompt in chunks makes the keys of 64K earlier tokens in one
     piece, for which vLLM sets nothing aside (_compute_prefill_context in mla_attention.py)."""
     a = architecture
+    if a.csa:
+        return _BESIDE_BYTES
     return _BESIDE_BYTES + int(_CONTEXT_TOKENS * _heads(a, layout) * (a.qk_nope_head_dim + a.qk_rope_head_dim) * 2)
+
+
+def _of_compressed(architecture: Architecture, heads: float, tokens: int, longest: int) -> int:
+    """Return the bytes of an iteration's attention and streams in V4, 16 bits a value (vllm/models/deepseek_v4)."""
+    a, csa = architecture, architecture.csa
+    assert csa is not None
+    # FlashMLA takes 64 heads or 128. The residual stream is there hc_mult times, and once more for the draft.
+    values = 3 * (64 if heads <= 64 else 128) * csa.head_dim + 3 * csa.hc_mult * a.hidden_size
+    chosen, metadata = a.index_topk * 4, 2 * (longest // 128) * 4
+    # Four requests' entries in 16 bits (nvidia/flashmla.py), the indexer's scores (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB).
+    gathered = 4 * (longest // 4 + tokens) * csa.head_dim * 2 + 2**29
+    return tokens * (values * 2 + chosen + metadata) + gathered + _CSA_BYTES
 
 
 def _heads(architecture: Architecture, layout: Layout) -> float:

@@ -133,10 +133,10 @@ class VllmEngine:
         left = deployment.budget()
         assert left is not None  # a target knows its GPU and its weights
         longest = deployment.get("max_model_len")
-        if left.kv_tokens < longest:
+        if left.longest_start < longest:
             raise RefusedPlanError(
-                f"--set leaves room for {left.kv_tokens:,} KV tokens a GPU, and vLLM does not start with less than one "
-                f"request of max_model_len, {longest:,}: weights take {left.weights / GIB:.1f} GiB and workspace "
+                f"--set leaves room for {left.longest_start:,} KV tokens a GPU, and vLLM does not start with less than "
+                f"one request of max_model_len, {longest:,}: weights take {left.weights / GIB:.1f} GiB and workspace "
                 f"{left.workspace / GIB:.1f}",
                 fix="set smaller values",
             )
@@ -210,6 +210,8 @@ def _limits(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> Iterator[Se
     yield Setting("max_num_seqs", sizes.max_num_seqs, reason, source="vLLM vllm/engine/arg_utils.py")
     beside = bytes_beside(target.architecture, target.layout) / GIB
     held = f"{budget.kv_cache / GIB:.1f} GiB for {budget.kv_tokens:,} KV tokens a GPU"
+    if budget.pool is not None:
+        held = f"{budget.kv_cache / GIB:.1f} GiB for {budget.pool.num_blocks:,} blocks of KV cache a GPU"
     reason = f"{held}; {budget.free / GIB:.1f} GiB stay for what is taken beside it, about {beside:.1f} with Triton"
     if target.is_rehearsal:
         reason = f"a small share of the GPU is more than the model can fill: {held}"
@@ -222,6 +224,8 @@ def _tokens_reason(target: VllmTarget, sizes: VllmSizes) -> str:
     what = "tokens of one iteration; longer prompts go in chunks"
     if target.is_rehearsal:
         return f"{what}, which prompts of the tiny model try, too"
+    if target.architecture.csa:
+        return f"{what}: few, as each takes KV cache of windows and compressors while a prompt is read"
     if target.data_parallel:
         return f"{what}. It is each rank's, and the experts get those of all {target.data_parallel_size} at once"
     if target.profile.name == "latency":

@@ -61,12 +61,15 @@ programs and its wide EP."""
 VLLM_PROFILES = tuple(_AIMS)
 PROMPT_HEAVY_TOKENS, BATCHED_TOKENS, LATENCY_TOKENS = 32768, 16384, 8192
 """The guide's three values of max_num_batched_tokens."""
+_HOPPER_TOKENS = 4096
+"""The same for V4 on Hopper: Dynamo's recipes for V4-Pro on H200."""
 REHEARSAL_TOKENS = 1024
 PROMPT_HEAVY = 4
 """Input tokens for each output token from which a workload is prompt-heavy; the guide's one has eight."""
 SHARES, REHEARSAL_SHARE = (0.95, 0.9, 0.85), 0.1
 """Parts of a GPU's memory for gpu_memory_utilization. The largest is the guide's."""
-_LEAST_TOKENS = 2048
+_LEAST_TOKENS, _LEAST_COMPRESSED = 2048, 512
+"""The second for V4, where tokens of a prompt take KV cache: InferenceX's dsv4_fp8_h200.sh."""
 
 
 def resolve_vllm_target(request: PlanRequest) -> VllmTarget:
@@ -152,9 +155,14 @@ def choose_vllm_sizes(target: VllmTarget) -> tuple[VllmSizes, Budget]:
     :raises RefusedPlanError: when even the smallest sizes don't fit.
     """
     wanted = _wanted(target)
-    for sizes in _smaller_and_smaller(wanted):
+    least = _LEAST_COMPRESSED if target.architecture.csa else _LEAST_TOKENS
+    fewest = max(least, round_up(wanted.max_num_seqs * (1 + wanted.num_draft_tokens), 64))
+    why = "made smaller until one request of max_model_len fits the KV cache"
+    why += ", and a batch beside a prompt" if target.architecture.csa else ""
+    for sizes in _smaller_and_smaller(wanted, fewest, why):
         budget = _budget(target, sizes)
-        if budget.kv_tokens >= sizes.max_model_len:
+        is_smallest = sizes.max_num_batched_tokens // 2 < fewest
+        if budget.longest_start >= sizes.max_model_len and (is_smallest or _leaves_a_batch(budget, sizes)):
             return sizes, budget
     budget = _budget(target, wanted)
     share = wanted.gpu_memory_utilization * budget.memory
@@ -165,6 +173,14 @@ def choose_vllm_sizes(target: VllmTarget) -> tuple[VllmSizes, Budget]:
         f"{min(wanted.max_model_len, LEAST_KV_TOKENS):,} tokens",
         fix="use more GPUs or shorter requests",
     )
+
+
+def _leaves_a_batch(budget: Budget, sizes: VllmSizes) -> bool:
+    """Tell whether the blocks that a prompt of V4 needs leave room for a batch, or for nearly as many as without."""
+    if budget.pool is None:
+        return True
+    held, is_fewer = budget.pool.requests(sizes.workload.isl or 0, sizes.workload.osl or 0)
+    return held >= sizes.max_num_seqs or not is_fewer
 
 
 def _wanted(target: VllmTarget) -> VllmSizes:
@@ -182,6 +198,8 @@ def _wanted(target: VllmTarget) -> VllmSizes:
     tokens = PROMPT_HEAVY_TOKENS if is_prompt_heavy(workload) else BATCHED_TOKENS
     if target.profile.name == "latency" or target.data_parallel:
         tokens = LATENCY_TOKENS
+    if target.architecture.csa:
+        tokens = _HOPPER_TOKENS if target.gpu.architecture == "hopper" else LATENCY_TOKENS
     if target.is_rehearsal:
         tokens = REHEARSAL_TOKENS
     # vLLM counts on the rest of the memory being free, and then takes some of it.
@@ -192,7 +210,7 @@ def _wanted(target: VllmTarget) -> VllmSizes:
         max_num_batched_tokens=max(tokens, round_up(batch * (1 + drafts), 64)),
         max_num_seqs=batch,
         gpu_memory_utilization=REHEARSAL_SHARE if target.is_rehearsal else share,
-        kv_cache_dtype=request.kv_dtype or ("fp8" if target.precision == "fp4" else "auto"),
+        kv_cache_dtype=request.kv_dtype or ("fp8" if target.precision == "fp4" or target.architecture.csa else "auto"),
         num_draft_tokens=drafts,
     )
 
@@ -202,12 +220,11 @@ def is_prompt_heavy(workload: Workload) -> bool:
     return (workload.isl or 0) >= PROMPT_HEAVY * (workload.osl or 1)
 
 
-def _smaller_and_smaller(wanted: VllmSizes) -> Iterator[VllmSizes]:
-    """Yield `wanted`, then fewer tokens an iteration, then shorter requests, unless the requests are longer."""
-    why = "made smaller until one request of max_model_len fits the KV cache"
+def _smaller_and_smaller(wanted: VllmSizes, fewest: int, why: str) -> Iterator[VllmSizes]:
+    """Yield `wanted`, then fewer tokens an iteration, at least `fewest`, then shorter requests, unless the requests are
+    longer."""
     yield wanted
     sizes = wanted
-    fewest = max(_LEAST_TOKENS, round_up(sizes.max_num_seqs * (1 + sizes.num_draft_tokens), 64))
     while sizes.max_num_batched_tokens // 2 >= fewest:
         fewer = sizes.max_num_batched_tokens // 2
         sizes = replace(sizes, max_num_batched_tokens=fewer, shrunk=f"max_num_batched_tokens {why}")
@@ -232,6 +249,8 @@ def _budget(target: VllmTarget, sizes: VllmSizes) -> Budget:
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_num_seqs=sizes.max_num_seqs,
         kv_dtype="fp8" if is_fp8 else "bf16",
+        vllm=target.vllm,
+        max_model_len=sizes.max_model_len,
         num_draft_tokens=sizes.num_draft_tokens,
         mtp=sizes.num_draft_tokens > 0,
     )

@@ -347,6 +347,14 @@ class VllmDeployment(AnyDeployment):
     def kv_dtype(self) -> KvDtype:
         return "fp8" if self.has_fp8_kv else "bf16"
 
+    @property
+    def kv_form(self) -> str:
+        """How V4's KV cache is stored, as block_pool calls it; empty where the arguments leave it open."""
+        dtype = self.get("kv_cache_dtype")
+        if dtype == "nvfp4_ds_mla":
+            return f"{dtype}, fp4" if self.get("attention_config.use_fp4_indexer_cache") else dtype
+        return self.kv_dtype if self.attention_backend == "FLASHINFER_MLA_SPARSE_DSV4" else ""
+
     def budget(self) -> Budget | None:
         """Return the memory of one GPU; None when the GPU, the architecture or the weights are not known, or limits are
         left to vLLM, whose defaults depend on who starts it."""
@@ -362,8 +370,11 @@ class VllmDeployment(AnyDeployment):
             max_num_batched_tokens=tokens,
             max_num_seqs=batch,
             kv_dtype=self.kv_dtype,
+            vllm=self.vllm,
+            max_model_len=self.max_model_len,
             num_draft_tokens=self.num_draft_tokens,
-            mtp=self.has_mtp,
+            mtp=self.has_mtp or self.get("speculative_config.method") == "dspark",
             cuda_graphs=not self.get("enforce_eager"),
             mla=not self.has_mla_off,
+            kv_form=self.kv_form,
         )
