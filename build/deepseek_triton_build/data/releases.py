@@ -354,8 +354,13 @@ class DynamoRelease:
 
     @property
     def keys_of(self) -> str:
-        """The release whose keys are written: the final one of the build, or else the newest."""
-        return self.final if self.is_candidate else RELEASES[0]
+        """The release whose keys are written: the final one of the build, or else the newest that is not after it."""
+        newest_first = (known for known in (*CANDIDATES, *RELEASES) if not self.is_before(known))
+        return self.final if self.is_candidate else next(newest_first)
+
+    def is_before(self, version: str) -> bool:
+        """Tell whether the build is older than `version`."""
+        return version_numbers(self.trtllm) < version_numbers(version)
 
     @property
     def final(self) -> str:
@@ -365,14 +370,16 @@ class DynamoRelease:
     def unproven(self, keys: Iterable[str], release: str) -> list[str]:
         """Return those of `keys`, in the spelling of `release`, that nothing public shows for this build.
 
-        A key is proven when the final releases before and after the build have it, or, for a build without a final
-        release, when the record of RELEASES[0] has it and NVIDIA's own files for such a build do.
+        A key is proven when the build's own record says so; when the final releases before and after the build have it;
+        or, for a build with neither, when the record of `keys_of` has it and NVIDIA's own files for such a build do.
         """
+        if release == self.trtllm:
+            return [key for key in keys if load_release(release).require_key(key).status != "proven"]
         if self.is_candidate:
             before = next(known for known in RELEASES if load_release(known).is_before(self.final))
             records = [load_release(version) for version in {before, self.final, release}]
             return [key for key in keys if not all(record.find_key(key) for record in records)]
-        newest, seen = load_release(RELEASES[0]), _dynamo_table()["seen_in"][self.final]
+        newest, seen = load_release(self.keys_of), _dynamo_table()["seen_in"][self.final]
         # A section that is null is seen where a key in it is.
         return [
             key

@@ -24,6 +24,7 @@ from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import MoeBackendRow, find_moe_backends
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload
 from deepseek_triton_build.data.spelling import spell
+from deepseek_triton_build.data.type_strings import choices
 from deepseek_triton_build.planning.target import (
     MAX_SEQ_LEN,
     TYPICAL,
@@ -161,7 +162,7 @@ def _wants_attention_dp(target: Target) -> bool:
 def choose_moe_backend(target: Target, layout: Layout) -> tuple[str, MoeBackendRow]:
     """Return the MoE back end and its line in the support matrix.
 
-    The back end is the recipe's where the line has it, else the line's default.
+    The back end is the recipe's where the line has it, else the line's default, or what the release has of the others.
 
     :raises RefusedPlanError: where no back end is published, and the request does not ask for one all the same.
     """
@@ -174,7 +175,11 @@ def choose_moe_backend(target: Target, layout: Layout) -> tuple[str, MoeBackendR
             f"{layout.expert_parallel_size} (support matrix of the TensorRT-LLM deployment guide for DeepSeek-R1)"
         )
     published = target.recipe.value("moe_config.backend")
-    return (published if published in row.backends else row.default), row
+    usual = published if published in row.backends else row.default
+    field = next(map(target.release.find_key, spell({"moe_config.backend": usual}, target.release.version)))
+    taken = choices(field.type) if field is not None else []
+    names = (usual, *row.backends, *row.measured)
+    return next((name for name in names if not taken or name in taken), usual), row
 
 
 def _has_key(target: Target, canonical_key: str) -> bool:

@@ -37,7 +37,9 @@ def dynamo_mismatch(plan: Plan) -> str:
     assert plan.release is not None  # a format of TensorRT-LLM
     dynamo = find_dynamo(plan.request.dynamo)
     unproven = ", ".join(dynamo.unproven([setting.key for setting in _llm_arguments(plan)], plan.release.version))
-    if dynamo.is_candidate:
+    if plan.release.version == dynamo.trtllm:
+        proof = "proven: the keys that its documentation lists"
+    elif dynamo.is_candidate:
         proof = "inferred: the candidate has the keys that the releases before and after it share"
     else:
         proof = f"proven: the keys that NVIDIA's own files for a {dynamo.final} build have"
