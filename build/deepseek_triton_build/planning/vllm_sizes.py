@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, GPU_COUNTS, LEAST_KV_TOKENS, Budget
-from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside, vllm_budget
+from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.profiles import Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
@@ -68,6 +68,7 @@ PROMPT_HEAVY = 4
 """Input tokens for each output token from which a workload is prompt-heavy; the guide's one has eight."""
 SHARES, REHEARSAL_SHARE = (0.95, 0.9, 0.85), 0.1
 """Parts of a GPU's memory for gpu_memory_utilization. The largest is the guide's."""
+_OWN_ARGUMENTS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "kv_cache_dtype")
 _LEAST_TOKENS, _LEAST_COMPRESSED = 2048, 512
 """The second for V4, where tokens of a prompt take KV cache: InferenceX's dsv4_fp8_h200.sh."""
 
@@ -237,20 +238,10 @@ def _smaller_and_smaller(wanted: VllmSizes, fewest: int, why: str) -> Iterator[V
 
 
 def _budget(target: VllmTarget, sizes: VllmSizes) -> Budget:
-    is_fp8 = sizes.kv_cache_dtype == "fp8" or (
-        sizes.kv_cache_dtype == "auto" and target.checkpoint.kv_cache_quant_algo == "FP8"
-    )
-    return vllm_budget(
-        target.gpu,
-        target.architecture,
-        target.checkpoint,
-        target.layout,
-        gpu_memory_utilization=sizes.gpu_memory_utilization,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_num_seqs=sizes.max_num_seqs,
-        kv_dtype="fp8" if is_fp8 else "bf16",
-        vllm=target.vllm,
-        max_model_len=sizes.max_model_len,
-        num_draft_tokens=sizes.num_draft_tokens,
-        mtp=sizes.num_draft_tokens > 0,
-    )
+    arguments = _parallelism(target) | {key: getattr(sizes, key) for key in _OWN_ARGUMENTS}
+    if sizes.num_draft_tokens:
+        drafts = {"method": target.architecture.draft, "num_speculative_tokens": sizes.num_draft_tokens}
+        arguments |= {f"speculative_config.{key}": value for key, value in drafts.items()}
+    budget = vllm_deployment(target, arguments).budget()
+    assert budget is not None  # a target knows its GPU and its weights
+    return budget
