@@ -350,8 +350,8 @@ def _kv_rows(plan: Plan, runs: Sequence[BenchRun], running: float) -> Iterator[_
     """How many requests the KV cache holds, and how full it was where the server says so."""
     assert plan.budget is not None
     isl, osl = _longest(runs)
+    held = plan.budget.concurrent_requests(isl, osl) if isl + osl else 0
     if isl + osl:
-        held = plan.budget.concurrent_requests(isl, osl)
         verdict = "more than the plan has room for" if running > held else ""
         yield f"requests of {isl:,} + {osl:,} tokens in the KV cache", f"{held:,}", f"{running:,.0f}", verdict
     metrics = [run.server_metrics for run in runs]
@@ -363,7 +363,7 @@ def _kv_rows(plan: Plan, runs: Sequence[BenchRun], running: float) -> Iterator[_
     ]
     if shares:
         total, share = plan.budget.total_kv_tokens, max(shares)
-        planned = min(1.0, running * (isl + osl) / total)
+        planned = min(1.0, running / held) if held else 0.0
         verdict = "the KV cache is full" if share > _FULL else "smaller than planned" if share > 1.25 * planned else ""
         yield f"share of {total:,} KV tokens in use", f"{planned:.0%}", f"{share:.0%}", verdict
 

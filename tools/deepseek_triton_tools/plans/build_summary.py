@@ -131,11 +131,12 @@ def details(plan: Plan, *, format: str = DEFAULT_FORMAT) -> list[str]:
     if format == DYNAMO:
         engine = [f"  {plan.image_for(format)}", f"  {dynamo_mismatch(plan)}"]
     left_out = ", ".join(omission.key for omission in plan.omissions)
+    room = f"{budget.kv_tokens:,} tokens" if budget.pool is None else f"{budget.pool.num_blocks:,} blocks"
     runs = min(plan.max_concurrency, budget.concurrent_requests(plan.workload.isl or 0, plan.workload.osl or 0))
     return [
         f"  {plan.precision}, profile {plan.profile.name}{recipe}",
         f"  {plan.world_size} x {plan.gpu.title}: of {budget.memory / GIB:.0f} GiB each, "
-        f"{budget.weights / GIB:.1f} weights, {budget.kv_cache / GIB:.1f} KV cache ({budget.kv_tokens:,} tokens), "
+        f"{budget.weights / GIB:.1f} weights, {budget.kv_cache / GIB:.1f} KV cache ({room}), "
         f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.workspace - budget.cuda_graphs) / GIB:.1f} workspace, "
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
