@@ -8,7 +8,8 @@ from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.messages import read_messages, read_tool_use
 from deepseek_backend.parsing import ParsedRequest
 from deepseek_backend.sequence_buffer import SequenceBuffer
-from deepseek_backend.v4_prompt import V4, V41, render_v4
+from deepseek_backend.v4_prompt import V4, V41, render_v4, v4_form
+from deepseek_triton_build.catalog import variants
 from deepseek_triton_tools.gateway.chat import StreamedChatAnswer, WholeChatAnswer
 from deepseek_triton_tools.gateway.chat_request import read_chat_request
 from deepseek_triton_tools.gateway.triton_call import Part
@@ -68,3 +69,11 @@ def test_answers_are_those_of_deepseek_however_they_are_cut(subtests):
                 events = stream.begin() + b"".join(stream.take([part]) for part in parts) + stream.end()
                 choices = json.loads(whole.end())["choices"] + joined(told(events), 1)
                 assert [said(choice) for choice in choices] == [expected, expected]
+
+
+def test_a_variants_encoding_is_that_of_its_checkpoints_name():
+    for variant in (variant for name, variant in variants().items() if name.startswith("deepseek-v4")):
+        form = v4_form("", "", variant.chat_encoding)
+        kind = "deepseek_v41" if form is V41 else "deepseek_v4"
+        for checkpoint in variant.checkpoints.values():
+            assert v4_form(kind, checkpoint.model) is form, checkpoint.model
