@@ -18,7 +18,7 @@ def split(pieces, *, opened):
 
 def expected(text, *, opened):
     """The same, told from the whole text at once."""
-    tag = re.match(r"[ \t\r\n]*<think>\n?", text) or (re.match(r"\n?", text) if opened else None)
+    tag = re.match(r"[ \t\r\n]*<think>\n?", text) or (re.match(r"\n*", text) if opened else None)
     if tag is None:
         return "", text
     text = text[tag.end() :]
@@ -60,6 +60,8 @@ OPENED = [  # by the prompt, which leaves the closing to the output
     ("Hm.</think>\n\nHello.", "Hm.", "Hello."),
     ("\n</think>Hello.", "", "Hello."),
     (" Hm.</think>Hello.", " Hm.", "Hello."),
+    (f"Hm.\n\n{DSML_BEGIN[:9]}", "Hm.", ""),
+    ("\n\nHm.</think>Hello.", "Hm.", "Hello."),
     ("<think>\nHm.</think>Hello.", "Hm.", "Hello."),
     ("\n<think>Hm.</think>Hello.", "Hm.", "Hello."),
     ("Hm. <think> is a tag.</think>Hello.", "Hm. <think> is a tag.", "Hello."),
@@ -73,6 +75,14 @@ OPENED = [  # by the prompt, which leaves the closing to the output
 def test_reasoning_and_answer_by_who_opens_the_tag(table, opened):
     for make_pieces in (lambda text: [text], list):
         assert [(text, *split(make_pieces(text), opened=opened)) for text, *_ in table] == table
+
+
+def test_newlines_behind_a_prompt_that_has_closed_the_tag_are_no_part_of_the_answer():
+    for text, answer in ("\n\n\n Hi\n", " Hi\n"), ("\n\n", ""), ("\n<think>Hm.</think>Hi", "Hi"):
+        for pieces in ([text], list(text)):
+            splitter = ReasoningSplitter(opened=False, closed=True)
+            pushed = [*map(splitter.push, pieces), splitter.finish()]
+            assert "".join(part for _, part in pushed) == answer
 
 
 def test_a_tag_may_be_cut_anywhere():

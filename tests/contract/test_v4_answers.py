@@ -18,13 +18,8 @@ from gateway.test_chat_answers import IDENTITY, compared, joined, told
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "v4_answers.json").read_text())
 FORMS = {"v4": V4, "v41": V41}
 USER = {"role": "user", "content": "a json"}
-OTHERWISE = {
-    # DeepSeek's arguments end within the name, as no JSON. Here the parameter is text.
-    "v41/string_attribute_missing": {
-        "content": '<｜DSML｜ parameter name="city">Paris</｜DSML｜ parameter>\n',
-        "calls": [["get_weather", "{}"]],
-    },
-}
+# DeepSeek's arguments end within the name, as no JSON. Here there is no parameter.
+OTHERWISE = {"v41/string_attribute_missing": {"calls": [["get_weather", "{}"]]}}
 
 
 def parts_of(case, body, size):

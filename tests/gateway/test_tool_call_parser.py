@@ -11,6 +11,7 @@ from deepseek_triton_tools.gateway.chat import AnswerCalls
 from deepseek_triton_tools.gateway.tool_call_parser import (
     AFTER_PARAMETER,
     CLOSINGS,
+    DSML_CALLS_BEGIN,
     DSML_PARAMETER_END,
     OPENINGS,
     SEPARATOR,
@@ -163,6 +164,16 @@ ANSWERS = {
         dsml_block(dsml("a", {"x": 1}), "tool_calls").replace(">1<", ">Paris<"),
         said("", ("a", '{"x": Paris}')),
     ),
+    "dsml of V4, other text in its block": (
+        f"Hi\n\n\n<｜DSML｜tool_calls>\nno{dsml('a', {})}no\n{dsml('b', {})}\n</｜DSML｜tool",
+        said("Hi", ("a", "{}"), ("b", "{}")),
+    ),
+    "dsml of V4, cut behind a parameter": (
+        dsml_block(dsml("a", {"x": "y"}), "tool_calls").partition("ke>")[0],
+        said("", ("a", '{"x": "y"', True)),
+    ),
+    "dsml of V4, cut in its first tag": ("Hi\n\n<｜DSML｜tool_c", said("Hi")),
+    "dsml of V4, cut before a call": ("Hi\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke na", said("Hi")),
     "dsml without the outer tag": (dsml("a", {"x": "y"}), said("", ("a", '{"x": "y"}'))),
     "dsml, end tags inside a value": (
         dsml_block(dsml("a", {"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"})),
@@ -333,12 +344,12 @@ def test_any_cut_of_any_text_gives_the_uncut_result(cut):
 
 @pytest.mark.slow
 @settings(max_examples=150)
-@given(JUNK)
+@given(JUNK.filter(lambda text: not any(tag in text for tag in DSML_CALLS_BEGIN[1:])))
 def test_only_tags_names_and_white_space_are_dropped(text):
     """Each character of a text that is no part of a tag comes out, as text, as a name or in arguments."""
     answer = parse([text])
     if not answer.calls:
-        assert answer.text == text
+        assert answer.text == text.removesuffix("<｜DSML｜")  # which may begin V4's block
     came = answer.text + "".join(name + arguments for name, arguments, _ in answer.calls)
     for letter in "é😀":  # these are in no tag
         assert came.count(letter) == text.count(letter)

@@ -8,8 +8,8 @@ V3.2 and later:      DSML, with a tag for each call and each argument
 
 Sources: the chat templates of DeepSeek-V3-0324, R1-0528 and V3.1, and encoding_dsv32.py of V3.2. DSML's outer tag is
 `function_calls` in V3.2, `tool_calls` in V4 (encoding_dsv4.py) and ` calls` in V4.1 (encoding.py), whose other tags
-have a space at the same place. What is behind V4's first block is dropped, and a value that is called JSON and is none
-stays as it is, as in deepseek-recipe 0.2.0.
+have a space at the same place. From V4's first block on only its calls are read, whatever stands between and behind
+them, and a value that is called JSON and is none stays as it is, as in deepseek-recipe 0.2.0.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ SEPARATOR = "<｜tool▁sep｜>"
 FENCED_TYPE = "function"
 """The word in the name's place in the fenced form."""
 
+_DSML = "<｜DSML｜"
 _DSML_OUTER = ("function_calls", "tool_calls", " calls")
 _SPACES = ("", " ")
 
 DSML_CALLS_BEGIN = tuple(f"<｜DSML｜{word}>" for word in _DSML_OUTER)
+_V4_BEGIN = DSML_CALLS_BEGIN[1:]
 DSML_CALLS_END = tuple(f"</｜DSML｜{word}>" for word in _DSML_OUTER)
 DSML_CALL_BEGIN = tuple(f'<｜DSML｜{space}invoke name="' for space in _SPACES)
 DSML_CALL_END = tuple(f"</｜DSML｜{space}invoke>" for space in _SPACES)
@@ -85,6 +87,13 @@ class TagReader:
             self.at += len(tag)
         return tag
 
+    def takes_cut(self, *tags: str) -> bool:
+        """Pass the rest of the answer where it is the beginning of one of the tags, and say whether it was."""
+        if not self._last or not any(tag.startswith(self.text[self.at :]) for tag in tags):
+            return False
+        self.at = len(self.text)
+        return True
+
     def next_character(self) -> str:
         """The character that stands here; "" at the end of the whole text."""
         if self.ended and not self._last:
@@ -122,8 +131,6 @@ _FENCE = "```"
 _STOP_IN_STRING = re.compile(r'["\\]')
 # Outside of strings JSON has no `<`, so that one there may begin the tag that ends the call.
 _STOP_OUTSIDE = re.compile(r'["{}\[\]<]')
-_NEWLINES_BEFORE_TAG = 2
-"""DSML has two newlines before its first tag. They belong to the call."""
 
 
 class TextPiece(msgspec.Struct, frozen=True, gc=False):
@@ -160,8 +167,8 @@ class ToolCallParser:
     """Parses the answer of one sequence.
 
     The pieces joined don't depend on how the text is cut. What may be the beginning of a tag is held back; all else
-    comes at once. Text that looks like a call and is none comes out as text, and only tags and the white space around
-    them are dropped. No text comes between a call's beginning and its end.
+    comes at once. But for V4's block, text that looks like a call and is none comes out as text, and only tags and the
+    white space around them are dropped. No text comes between a call's beginning and its end.
     """
 
     def __init__(self) -> None:
@@ -210,12 +217,14 @@ class ToolCallParser:
         except Incomplete:
             pass
         self._held = reader.text[done:]
-        self._plain = not self._held and not self._after_tag and self._step == self._outside
+        self._plain = not (self._held or self._after_tag or self._is_v4) and self._step == self._outside
         return self._pieces
 
     # What comes out
 
     def _text(self, text: str) -> None:
+        if self._is_v4:
+            return
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, TextPiece):
             self._pieces[-1] = TextPiece(last.text + text)
@@ -257,7 +266,7 @@ class ToolCallParser:
             self._text(reader.text[start : reader.at])
             return
         text = reader.take_before("<")
-        newlines = min(len(text) - len(text.rstrip("\n")), _NEWLINES_BEFORE_TAG)
+        newlines = len(text) - len(text.rstrip("\n"))  # they belong to a call
         if newlines < len(text):
             reader.at -= newlines
             self._text(text[: len(text) - newlines])
@@ -278,8 +287,12 @@ class ToolCallParser:
         if opening == CALLS_BEGIN:
             reader.skip_white_space()
             opening = reader.takes(CALL_BEGIN)
+        elif opening in _V4_BEGIN or (
+            not opening and reader.text.startswith(_DSML, start) and reader.takes_cut(*_V4_BEGIN)
+        ):
+            self._is_v4 = self._in_block = self._after_tag = True
+            return True
         elif opening in DSML_CALLS_BEGIN:
-            self._is_v4 = opening != DSML_CALLS_BEGIN[0]
             reader.skip_white_space()
             opening = reader.takes(*DSML_CALL_BEGIN)
         if opening == CALL_BEGIN:
@@ -466,11 +479,10 @@ class ToolCallParser:
         if reader.takes(*DSML_PARAMETER_END):
             end = reader.at
             reader.skip_white_space()
-            if reader.ended or reader.sees(AFTER_PARAMETER):
+            if reader.sees(AFTER_PARAMETER) or reader.takes_cut(*AFTER_PARAMETER):
                 reader.at = end
                 return "", True
-        if any(tag.startswith(reader.text[after_bracket - 1 :]) for tag in DSML_PARAMETER_END):
-            reader.at = len(reader.text)  # the answer was cut within the tag
+        if reader.takes_cut(*DSML_PARAMETER_END):
             return "", False
         reader.at = after_bracket
         return "<", False

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from functools import lru_cache
 
-from deepseek_backend.engines.tags import BEGINNINGS, CLOSING, OPENING, WHITE_SPACE
+from deepseek_backend.engines.tags import BEGINNINGS, CLOSING, DSML, OPENING, WHITE_SPACE
 
 
 class StopStringFilter:
@@ -118,13 +118,17 @@ class ReasoningSplitter:
     """Splits the text of one sequence. Not thread-safe.
 
     The result does not depend on how the text is cut into chunks. All of the text comes out except for the two tags,
-    white space before the opening tag, a newline after it, newlines before the closing tag or a call, and white space
-    after the closing tag.
+    white space before the opening tag, a newline after it, newlines before the closing tag or a call, white space after
+    the closing tag, and newlines at the beginning where the prompt ends with a tag or inside of it.
     """
 
-    def __init__(self, *, opened: bool) -> None:
-        """`opened`: the prompt ends inside the tag. The model may repeat the tag even so, as R1 does."""
-        self._opened = opened
+    def __init__(self, *, opened: bool, closed: bool = False) -> None:
+        """Begin a sequence.
+
+        :param opened: the prompt ends inside the tag. The model may repeat the tag even so, as R1 does.
+        :param closed: the prompt ends with the closing tag.
+        """
+        self._opened, self._closed = opened, closed
         self._part = _OutputPart.BEGINNING
         self._held = ""
         self.has_reasoned = False
@@ -160,6 +164,8 @@ class ReasoningSplitter:
         held, self._held = self._held, ""
         if self._part is _OutputPart.BEGINNING:
             held = self._begin(held)
+        if self._part is _OutputPart.REASONING and DSML in held:
+            held = ""  # the beginning of a call's tag
         return (held, "") if self._part is _OutputPart.REASONING else ("", held)
 
     def _begin(self, text: str) -> str:
@@ -170,9 +176,9 @@ class ReasoningSplitter:
             return start.removeprefix(OPENING).removeprefix("\n")
         if self._opened:
             self._part, self.has_reasoned = _OutputPart.REASONING, True
-            return text.removeprefix("\n")
+            return text.lstrip("\n")
         self._part = _OutputPart.ANSWER
-        return text
+        return text.lstrip("\n") if self._closed else text
 
     def _up_to_end(self, text: str) -> tuple[str, str]:
         """Return (reasoning, the text that follows it). Calls of tools are part of what follows."""

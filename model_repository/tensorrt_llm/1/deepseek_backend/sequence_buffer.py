@@ -18,7 +18,7 @@ from deepseek_backend.answer_text import ReasoningSplitter, StopStringFilter
 from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, TokenLogprobs
 from deepseek_backend.engines.generate_request import ContextHandover
-from deepseek_backend.engines.tags import ends_inside
+from deepseek_backend.engines.tags import CLOSING, ends_inside
 from deepseek_backend.parsing import ParsedRequest
 
 Outputs = list[tuple[str, npt.NDArray[Any]]]
@@ -191,7 +191,9 @@ class SequenceBuffer:
         self._parsed = parsed
         self._filter = StopStringFilter(sampling.stop, include_stop=bool(sampling.include_stop_str_in_output))
         is_inside = continues_reasoning or ends_inside(prompt)
-        self._splitter = ReasoningSplitter(opened=is_inside) if parsed.separate_reasoning else None
+        self._splitter = None
+        if parsed.separate_reasoning:
+            self._splitter = ReasoningSplitter(opened=is_inside, closed=prompt.endswith(CLOSING))
         self._echo = prompt.removesuffix(begun) if parsed.echo else ""
         """The prompt, to be put before the text. It waits for the first step, which has the counts that go with it."""
         self._begun = begun
