@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deepseek_triton_build.arithmetic.block_pool import DS_MLA, block_pool
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Layout
 from deepseek_triton_build.arithmetic.vllm_memory import vllm_budget
-from deepseek_triton_build.catalog import find_gpu, find_variant, load_vllm
+from deepseek_triton_build.catalog import VLLM_VERSIONS, find_gpu, find_variant, load_vllm
 
 NAMES = {"flash": "deepseek-v4-flash", "pro": "deepseek-v4-pro", "v4.1": "deepseek-v4.1-flash"}
 
@@ -152,6 +154,16 @@ def test_blocks_for_a_prompt_keep_requests_away():
     assert few[0] > many[0]
     assert pool_of("flash", "0.27.1", 2.0).requests(8192, 1024) == (0, True)
     assert pool_of("flash", "0.27.1", 0).tokens_each(1) == 0
+
+
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
+@pytest.mark.parametrize("variant", ["deepseek-v4-flash", "deepseek-v4.1-flash"])
+def test_a_cut_without_compressed_layers_has_windows(variant, version):
+    csa = find_variant(variant).architecture.csa
+    cut = replace(csa, compress_ratios=csa.compress_ratios[:2])
+    pool = block_pool(GIB, cut, 2, load_vllm(version), tokens=512, drafts=0, form=DS_MLA)
+    assert pool.logged_concurrency(4096) > 0
+    assert pool.longest_start > 4096
 
 
 def test_plain_rows_take_their_own_pages():

@@ -100,7 +100,7 @@ class BlockPool:
         blocks = self.reserved(max_model_len)
         if self.weighs_groups:
             size = sum(group.blocks(max_model_len, self.in_flight) * group.size for group in self.groups)
-            blocks = -(-size // self.groups[0].size)
+            blocks = -(-size // max(1, self.groups[0].size))
         return self.num_blocks / blocks
 
     def _blocks(self, length: int, step: int) -> int:
@@ -116,7 +116,7 @@ def block_pool(
 ) -> BlockPool:
     """Return the pool of `memory` bytes.
 
-    :param windows: layers, the draft's too, which have a window alone.
+    :param windows: layers with a window: all of them, and those of the draft.
     :param tokens: max_num_batched_tokens.
     :param drafts: tokens that are drafted a step.
     """
@@ -136,10 +136,10 @@ def block_pool(
     first = CacheGroup(compressed, BLOCK_TOKENS)
     is_padded = vllm.is_before("0.27.1")  # the states' pages, to the next of the compressed caches
     if own:  # V4.1: as many windows as a block has room for; a ring of 32-bit rows, whatever the length
-        share, states = first.size // window, [CacheGroup({8 * 1024 * 4: ratios[2]}, sys.maxsize)]
+        share, states = max(1, first.size // window), [CacheGroup({8 * 1024 * 4: ratios[2]}, sys.maxsize)]
     else:  # the layers of a group of windows leave the fewest places of all groups empty
         counts = (ratios[4], ratios[4], ratios[128], windows)
-        sizes = range(max(counts[:3]), windows + 1)
+        sizes = range(max(1, *counts[:3]), windows + 1)
         share = min(sizes, key=lambda size: (sum(-count % size for count in counts), -size))
         # Keys and gates of 32 bits: of four tokens 2048 and, for the indexer, 512; of eight tokens 1024.
         state, indexer_state = window if is_padded else page(4 * 2048 * 4), page(4 * 512 * 4)
@@ -152,10 +152,10 @@ def block_pool(
     groups = (first, *(CacheGroup({window: layers}, window_tokens, kept) for layers in split), *states)
     size = -(-max(group.size for group in groups) // block_multiple) * block_multiple
     if is_padded:  # each page size has as many places as the group with most of it
-        size = sum(page * max(group.pages.get(page, 0) for group in groups) for page in compressed)
+        size = max(size, sum(page * max(group.pages.get(page, 0) for group in groups) for page in compressed))
     checked = size
     if vllm.is_before("0.31.0"):  # every page size for each layer of the largest group
-        checked = max(max(group.pages.values()) for group in groups) * sum(compressed)
+        checked = max(size, max(n for group in groups for n in group.pages.values()) * sum(compressed))
     return BlockPool(
         num_blocks=memory // size,
         bytes_per_block=size,
