@@ -2,6 +2,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -193,7 +194,10 @@ REFUSED = [
     (in_json(logit_bias=dict.fromkeys(map(str, range(1025)), 1)), {}, "logit_bias: expected at most 1,024 tokens"),
     (in_json(logit_bias=[5]), {}, "logit_bias: expected a JSON object, got [5]"),
     # A guide that is not served is named as it was written.
-    (in_json(structured_outputs={"choice": ["a"]}), {}, "structured_outputs: no guide 'choice'; here it is 'regex'"),
+    (in_json(structured_outputs={"choice": [1]}), {}, "structured_outputs.choice: expected a list of texts"),
+    (in_json(guided_choice=[""]), {}, "guided_choice: expected a list of texts"),
+    (in_json(guided_choice=["a"], guided_regex="b"), {}, "guided_regex: given twice, by itself and by guided_choice"),
+    (in_json(ignore_eos="yes"), {}, "ignore_eos: expected true or false, got 'yes'"),
     (in_json(structured_outputs={"jsn": {}}), {}, "structured_outputs: no guide 'jsn'; did you mean 'json'?"),
     (in_json(structured_outputs={"json": {}, "disable_any_whitespace": True}), {}, "'disable_any_whitespace'"),
     (in_json(structured_outputs={"regex": 5}), {}, "structured_outputs.regex: expected a string that is not empty"),
@@ -436,6 +440,25 @@ def test_vllms_whole_dataclass_is_a_guide():
             ways = parse(in_json(**{name: whole})), parse(in_json(**text_of_it)), parse(parameters=text_of_it)
             assert [way.sampling for way in ways] == [expected] * 3
     assert parse(in_json(structured_outputs=WHOLE_DATACLASS)) == parse()
+
+
+def test_a_choice_of_answers_is_a_regular_expression():
+    texts = ["a.b", "1 + 1 = 2?", "[x]{y}(z)", "a\\b", "^$|", "é/-"]
+    ways = (
+        in_json(structured_outputs=WHOLE_DATACLASS | {"choice": texts}),
+        in_json(guided_decoding={"choice": texts}),
+        in_json(guided_choice=texts),
+    )
+    [pattern] = {parse(way).sampling.guided_regex for way in ways}
+    assert [text for text in texts if not re.fullmatch(pattern, text) or re.fullmatch(pattern, text + "x")] == []
+
+
+def test_switches_may_be_written_as_text():
+    assert [parse(in_json(ignore_eos=text)).sampling.ignore_eos for text in ("true", "True", "false")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_lists_of_words_are_read_and_empty_ones_pass():

@@ -81,10 +81,15 @@ _ASK_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("length_penalty", "beam_width", "num_return_sequences"), (1,)),
     "early_stopping": (False, 0),
 }
-_FOREIGN_NAMES = frozenset({"max_completion_tokens", *_WORD_LISTS, *_GUIDE_OBJECTS, *_ASK_FOR_NOTHING})
+_CHOICE = "choice"
+"""vLLM's guide that gives the possible answers; a regular expression says the same."""
+_FOREIGN_NAMES = frozenset(
+    {"max_completion_tokens", f"guided_{_CHOICE}", *_WORD_LISTS, *_GUIDE_OBJECTS, *_ASK_FOR_NOTHING}
+)
 _NUMBER_LENGTH = 40
 """A longer string is not taken for a number."""
 _WHOLE = re.compile(r"[+-]?[0-9]+")
+_SWITCHES = {"true": True, "false": False}
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -214,6 +219,8 @@ class FieldReader:
                 del fields[alias]
             elif isinstance(fields.get(alias), list):
                 self._rename(fields, alias, fields.pop(alias), name)
+        if (texts := fields.pop(f"guided_{_CHOICE}", None)) is not None:
+            self._rename(fields, f"guided_{_CHOICE}", self._one_of(f"guided_{_CHOICE}", texts), "guided_regex")
         for alias in _GUIDE_OBJECTS:
             for name, guide in self._json_object(alias, fields.pop(alias, None)).items():
                 # The whole of vLLM's dataclass says None and False for what it does not ask; its own state has a "_".
@@ -221,9 +228,20 @@ class FieldReader:
                     continue
                 if name in _GUIDES:
                     self._rename(fields, f"{alias}.{name}", guide, f"guided_{name}")
+                elif name == _CHOICE:
+                    self._rename(fields, f"{alias}.{name}", self._one_of(f"{alias}.{name}", guide), "guided_regex")
                 else:
                     self.problems.add(partial(_unknown_guide, alias, name))  # the search for the nearest is slow
         return fields
+
+    def _one_of(self, name: str, texts: object) -> str | None:
+        """Return the regular expression of an answer that is one of `texts`."""
+        if not isinstance(texts, list) or not texts or not all(isinstance(one, str) and one for one in texts):
+            self.problems.add(f"{name}: expected a list of texts that are not empty, got {quoted(texts)}")
+            return None
+        # Only what has a meaning is escaped: grammars know few escapes.
+        literals = [re.sub(r"[\\^$.|?*+()\[\]{}/-]", r"\\\g<0>", one) for one in texts]
+        return f"({'|'.join(literals)})"
 
     def _rename(self, fields: dict[str, Any], alias: str, value: object, name: str) -> None:
         """Put into `fields`, as `name`, the value that `alias` gave."""
@@ -259,12 +277,14 @@ class FieldReader:
             self.problems.add(f"{field.name}: {_not_utf8(error)}")
 
     def _field_parameter(self, field: SamplingFieldSpec, value: object) -> None:
-        # Clients of Triton's vLLM backend write numbers as strings.
+        # Clients of Triton's vLLM backend write numbers as strings, and true and false.
         if isinstance(value, str) and len(value) <= _NUMBER_LENGTH and field.dtype not in (Dtype.STRING, Dtype.BOOL):
             if field.dtype is Dtype.FP32:
                 value = float(value) if _DECIMAL.fullmatch(value) else value
             else:
                 value = int(value) if _WHOLE.fullmatch(value) else value
+        elif field.dtype is Dtype.BOOL and isinstance(value, str):
+            value = _SWITCHES.get(value.lower(), value)
         self._set(field, value)
 
     def _set(self, field: SamplingFieldSpec, value: object) -> None:
@@ -329,8 +349,6 @@ _NAMES_ELSEWHERE = {
     "top_logprobs": "logprobs",
     "return_log_probs": "return_logprobs",
     "json_schema": "guided_json",
-    "guided_choice": "guided_regex",
-    "choice": "regex",
     "length_penalty": "",
 }
 """Name on other servers -> name here; empty where nothing here does the same."""
