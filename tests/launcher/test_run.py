@@ -196,6 +196,18 @@ def test_what_another_process_has_is_refused(supervise):
     assert runs(first.named("sleep"))
 
 
+def test_a_launch_waits_for_the_one_before_it_that_is_stopping(supervise, serve):
+    draining = serve("--drains", "2")
+    until_ready(draining)
+    ports = list(listed(draining)["ports"].values())
+    draining.process.terminate()
+    wait_for(lambda: listed(draining)["state"] == "stopping")
+    following = supervise("true", ports=ports)
+    assert following.wait() == 0
+    assert f"launch {draining.launch} is stopping" in following.said
+    assert draining.wait() == 0
+
+
 WRONG = [
     (["run"], "no command"),
     (["run", "--repository", "/nowhere", "--", "true"], "there is no folder /nowhere"),

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +15,11 @@ from deepseek_launcher import launches
 from deepseek_launcher.attempt import Attempt, End, Restarts, Supervision
 from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, LaunchTag, SupervisorGuard, own_launch_id
 from deepseek_launcher.options import RunOptions, UsageError
+from deepseek_launcher.server_watch import PATIENCE_S
 
 # Seconds to wait before a restart until the ports of the last attempt are free.
 _PORTS_FREE_S = 30
+_LOOK_S = 0.1
 
 
 def check_free(host: str, ports: Mapping[str, int]) -> None:
@@ -47,10 +50,25 @@ def reserve(ports: Mapping[str, int]) -> contextlib.ExitStack:
                 reservation.bind(f"\0deepseek-triton/port/{port}")
             except OSError as error:
                 raise UsageError(
-                    f"port {port} is reserved: another launch is loading a model to serve there; "
+                    f"port {port} is reserved: another launch is loading a model to serve there, or is stopping; "
                     "end that (supervise.py list shows it), or choose another port"
                 ) from error
         return reservations.pop_all()
+
+
+def _wait_for_stopping(ports: Mapping[str, int]) -> None:
+    """Wait for launches that are stopping and have one of the ports, as long as they may take: scripts that restart a
+    server end it and start the next one at once."""
+    for record in launches.read_records():
+        if record.state != "stopping" or not {*record.ports.values()} & {*ports.values()}:
+            continue
+        patience_s = record.exit_timeout_s + PATIENCE_S
+        end = time.monotonic() + patience_s
+        if record.supervisor() is not None:
+            said = f"launch {record.id} is stopping and has one of the ports: waiting for it, at most {patience_s:g} s"
+            print(f"deepseek-triton: {said}", file=sys.stderr, flush=True)
+        while record.supervisor() is not None and time.monotonic() < end:
+            time.sleep(_LOOK_S)
 
 
 def _port_problem(host: str, name: str, port: int) -> str | None:
@@ -91,6 +109,7 @@ def run(options: RunOptions) -> int:
     """
     tag = LaunchTag(launch=own_launch_id())
     models = model_names(options.repository) if options.repository else []
+    _wait_for_stopping(options.ports)
     check_free(options.http_address, options.ports)
     # Two supervisors of one launch would kill each other's processes.
     claim = socket.socket(socket.AF_UNIX)
