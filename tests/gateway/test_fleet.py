@@ -60,7 +60,7 @@ class ScriptedServer:
             return {"model_info": json.dumps({"name": self.model, "checkpoint": f"/of/{self.url[-6]}/r1"})}
         return {"text_output": "".join([part.text async for parts in self.generate(call) for part in parts])}
 
-    async def get(self, path):
+    async def get(self, path, *, fresh=False):
         if self.broken:
             raise ZeroDivisionError(path)
         self.num_checks += 1

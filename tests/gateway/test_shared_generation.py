@@ -153,7 +153,7 @@ class ClusterServer:
     async def ask(self, call):
         return {"model_info": json.dumps({"name": "r1", "checkpoint": "/r1", "fields": self.cluster.abilities})}
 
-    async def get(self, path):
+    async def get(self, path, *, fresh=False):
         if path != "/metrics":
             self.cluster.checks += 1
             return 200, b""

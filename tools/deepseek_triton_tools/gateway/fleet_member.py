@@ -244,7 +244,7 @@ class FleetMember:
             ("/v2/health/ready", "it is not ready, or no Triton server"),
             (self._model_path, "the model is not ready, or has another name there (--triton-model)"),
         ):
-            status, _ = await self.server.get(path)
+            status, _ = await self.server.get(path, fresh=True)
             self._check_answered = True
             if status != 200:
                 return f"GET {path}: HTTP {status}: {cause}"
@@ -359,7 +359,8 @@ class FleetMember:
             told = f"{self.url} is {state}" + (f": {reason}" if reason else "")
             _log.log(logging.INFO if state == "up" else logging.WARNING, "%s", told)
         self.state, self.reason = state, reason
-        self.server.keep_idle(state == "up")  # a server that exits waits until the last connection is closed
+        for server in filter(None, (self.server, self._metrics)):
+            server.keep_idle(state == "up")  # one that exits waits until the last connection is closed
 
     async def close(self) -> None:
         self._drop_canary()

@@ -298,14 +298,18 @@ class TritonServer:
             raise error_of_status(status, body)
         return outputs_of(body)
 
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """GET `path`: the status and the body. The caller limits the time. Raises UpstreamError."""
+    async def get(self, path: str, *, fresh: bool = False) -> tuple[int, bytes]:
+        """GET `path`: the status and the body. The caller limits the time. Raises UpstreamError.
+
+        fresh: over a connection of its own. A server that exits says on the others that it is ready, and takes no more.
+        """
         try:
-            connection, _ = await self._connection()
+            connection, _ = await self._connection(fresh=fresh)
             try:
                 connection.send(request_head("GET", self.url, path, self._headers) + b"\r\n")
                 return await connection.status(), await connection.read_all()
             finally:
+                connection.keep_alive &= not fresh
                 self._give_back(connection)
         except ConnectionFailed as error:
             raise self._lost(error) from error
