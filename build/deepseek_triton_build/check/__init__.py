@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, read_facts
 from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, MODEL_GONE, MODEL_NOT_HERE
+from deepseek_triton_build.check.deepseek_v4 import draft_kind, is_v4
 from deepseek_triton_build.check.documents import is_inside, read_bytes, read_yaml
 from deepseek_triton_build.check.finding import CheckedModel, Report, find_code, rules_page
 from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
@@ -43,9 +44,11 @@ __all__ = [
     "Stamp",
     "check_repository",
     "check_weights",
+    "draft_kind",
     "files_read",
     "find_code",
     "is_inside",
+    "is_v4",
     "read_bytes",
     "read_facts",
     "read_header",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check import codes
+from deepseek_triton_build.check.deepseek_v4 import draft_kind, flat_config, is_v4, v4_quantization
 from deepseek_triton_build.check.documents import read_json
 from deepseek_triton_build.check.weights import INDEX, check_weights, stored_precisions
 from deepseek_triton_build.data.catalog import (
@@ -41,6 +42,11 @@ _PRECISIONS: Mapping[str, Precision] = {
     "w4afp8": "w4a8",
     "W4A16_AWQ": "w4a16",
     "W4A16": "w4a16",
+    # What v4_quantization calls those of V4; vLLM takes FP4 experts where expert_dtype is missing
+    # (vllm/models/deepseek_v4/quant_config.py).
+    "fp8, experts fp4": "mxfp4",
+    "fp8, experts fp8": "fp8",
+    "fp8 without expert_dtype": "mxfp4",
 }
 # Other names of four-bit integers, such as W4A16_GPTQ. They tell what the weights are not; no plan is made for them.
 _INT4 = re.compile(r"int4|w4a16|4.?bit", re.IGNORECASE)
@@ -68,10 +74,15 @@ _FIGURES: Mapping[str, str] = {
     "index_topk": "index_topk",
     "model_type": "model_type",
 }
+# The same for Architecture.csa, of V4.
+_CSA_FIGURES: Mapping[str, str] = {
+    **{name: name for name in ("head_dim", "o_groups", "o_lora_rank", "sliding_window", "num_hash_layers", "hc_mult")},
+    "dspark_markov_rank": "markov_rank",
+}
 
 
 _MOST_LAYERS = 10_000
-_NUMBERED = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
+_NUMBERED = re.compile(r"(?:model\.)?layers\.(\d+)\.(?:(?:mlp|ffn)\.experts\.(\d+)\.)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +90,7 @@ class CheckpointFacts:
     folder: Path
     label: str
     config: Mapping[str, Any]
-    """The content of config.json; empty when it can't be read."""
+    """The content of config.json, V4.1's flat; empty when it can't be read."""
     hf_quant_config: Mapping[str, Any] | None
     """The content of hf_quant_config.json; None without one."""
     class_name: str | None
@@ -150,6 +161,7 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
     if os.path.exists(folder / QUANT_CONFIG):
         quant, found = read_json(folder / QUANT_CONFIG, f"{label}/{QUANT_CONFIG}")
         findings += found
+    config = config and flat_config(config)
     names = (config or {}).get("architectures")
     class_name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     # Several architectures share a class name, so the figures decide.
@@ -162,9 +174,13 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
         findings.append(codes.UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
     in_config, in_quant = _section(config, "quantization_config"), _section(quant, "quantization")
     by_config = in_config.get("quant_algo") or ("W4A16" if _is_w4a16(in_config) else in_config.get("quant_method"))
+    by_quant = in_quant.get("quant_algo")
+    if config and is_v4(config) and in_config.get("quant_method") == "fp8":
+        by_config = v4_quantization(config)
+        by_quant = by_config if by_quant == "MIXED_PRECISION" else by_quant
     # TensorRT-LLM takes hf_quant_config.json first, vLLM config.json.
-    is_in_quant = bool(in_quant.get("quant_algo")) and not (for_vllm and by_config)
-    algo = in_quant["quant_algo"] if is_in_quant else by_config
+    is_in_quant = bool(by_quant) and not (for_vllm and by_config)
+    algo = by_quant if is_in_quant else by_config
     kv_algo = in_quant.get("kv_cache_quant_algo")
     num_layers = (config or {}).get("num_hidden_layers")
     if algo == "MIXED_PRECISION" and kv_algo is None and os.path.exists(folder / LAYERS_CONFIG):
@@ -185,9 +201,10 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
         stored=stored_precisions(folder, num_layers if type(num_layers) is int else _MOST_LAYERS),
         for_vllm=for_vllm,
     )
-    if facts.said == "w4a8":  # its pairs of INT4 values are I8, or U8 as the pairs of FP4 values are
-        facts = replace(facts, stored={"w4a8" if kind == "fp4" else kind: file for kind, file in facts.stored.items()})
-    return facts, [*findings, *_contradictions(facts, [in_quant.get("quant_algo"), by_config])]
+    # Pairs of INT4 values are I8, or U8 as those of NVFP4 are; V4's pairs of MXFP4 values are I8.
+    meant = {"w4a8": "mxfp4"} if is_v4(facts.config) else {"fp4": "w4a8"} if facts.said == "w4a8" else {}
+    facts = replace(facts, stored={meant.get(kind, kind): file for kind, file in facts.stored.items()})
+    return facts, [*findings, *_contradictions(facts, [by_quant, by_config])]
 
 
 def _contradictions(facts: CheckpointFacts, statements: list[Any]) -> Iterator[Finding]:
@@ -232,6 +249,8 @@ def _way_out(facts: CheckpointFacts, stored: str, other: Precision | None) -> st
         return "it holds shards of two checkpoints: download the weights again into an empty folder"
     if stored == other and facts.quantization is not None:
         return f"remove {_statement(believed)}: what is left says {stored}"
+    if is_v4(facts.config) and stored in ("fp8", "mxfp4"):
+        return f'write "expert_dtype": "{stored[-3:]}" into config.json'
     if stored == "bf16":
         return f"quantize it: deepseek-triton checkpoint quantize {safe_name(str(facts.folder))} --to fp8 --output NEW"
     if stored == "fp8":
@@ -256,8 +275,13 @@ def _is_w4a16(section: Mapping[str, Any]) -> bool:
 
 
 def _differing(config: Mapping[str, Any], architecture: Architecture) -> Mapping[str, tuple[Any, Any]]:
-    wanted = {key: getattr(architecture, name) for key, name in _FIGURES.items() if key in config}
-    return {key: (config[key], value) for key, value in wanted.items() if config[key] != value}
+    wanted = {key: getattr(architecture, name) for key, name in _FIGURES.items()}
+    if architecture.csa is not None:
+        wanted |= {key: getattr(architecture.csa, name) for key, name in _CSA_FIGURES.items()}
+        ratios, known = config.get("compress_ratios"), list(architecture.csa.compress_ratios)
+        is_alike = isinstance(ratios, list) and ratios[: len(known)] == known  # the draft's come after
+        wanted["compress_ratios"] = ratios if is_alike else f"those of {architecture.name}"
+    return {key: (config[key], value) for key, value in wanted.items() if key in config and config[key] != value}
 
 
 def _section(document: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
@@ -299,7 +323,7 @@ _ALGOS = (
 # Types of the KV cache that MLA has kernels for (TensorRT-LLM examples/models/core/deepseek_v3/README.md).
 _KV_ALGOS = ("FP8",)
 _GROUP_SIZES = {"NVFP4": 16}
-_FP8_BLOCK = [128, 128]
+_FP8_BLOCK, _V41_BLOCK = [128, 128], [32, 32]
 
 
 def check_checkpoint(
@@ -323,19 +347,22 @@ def check_checkpoint(
 def mtp_problems(facts: CheckpointFacts, num_draft_tokens: int) -> Iterator[Finding]:
     """Find a checkpoint without the MTP layer that its settings ask for."""
     layers = facts.config.get("num_nextn_predict_layers")
-    if not num_draft_tokens or not facts.config or (isinstance(layers, int) and layers > 0):
+    is_dspark = draft_kind(facts.config) == "dspark"
+    if not num_draft_tokens or not facts.config or (isinstance(layers, int) and layers > 0 and not is_dspark):
         return
-    found = "none" if layers is None else short_repr(layers)
+    found = "DSpark's draft" if is_dspark else "none" if layers is None else short_repr(layers)
     message = f"expected num_nextn_predict_layers: 1, because speculative_config asks for MTP, found {found}"
-    fix = "download config.json again, or remove speculative_config"
+    fix = "use the method dspark" if is_dspark else "download config.json again"
+    fix += ", or remove speculative_config"
     yield codes.NO_MTP_LAYER.finding(message, fix, file=f"{facts.label}/config.json", key="num_nextn_predict_layers")
 
 
 def _quantization_problems(facts: CheckpointFacts, *, for_vllm: bool) -> Iterator[Finding]:
     own = _section(facts.config, "quantization_config")
-    block = own.get("weight_block_size", _FP8_BLOCK)
-    if own.get("quant_method") == "fp8" and block != _FP8_BLOCK:
-        message = f"expected weight_block_size {_FP8_BLOCK}, found {short_repr(block)}"
+    expected = _V41_BLOCK if facts.config.get("model_type") == "deepseek_v41" else _FP8_BLOCK
+    block = own.get("weight_block_size", expected)
+    if own.get("quant_method") == "fp8" and block != expected:
+        message = f"expected weight_block_size {expected}, found {short_repr(block)}"
         yield codes.WRONG_QUANT_CONFIG.finding(message, _DOWNLOAD, file=f"{facts.label}/config.json")
     if facts.hf_quant_config is not None and not for_vllm:
         for message, fix in _quant_config_problems(facts.folder, facts.hf_quant_config):

@@ -97,6 +97,7 @@ CHANGED_CHECKPOINT = _error("W020")
 CUT_CHECKPOINT = _warning("W021")
 STORED_OTHERWISE = _error("W022")
 TWO_STATEMENTS = _warning("W023")
+WRONG_TENSORS = _error("W024")
 
 WRONG_SIDE = _error("G035")
 KNOWN_ISSUE = _warning("B001")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check import codes
+from deepseek_triton_build.check.deepseek_v4 import Form, is_v4, tensor_problems
 from deepseek_triton_build.check.documents import NotAFileError, is_inside, open_file, read_json
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, PointerError, read_header
 from deepseek_triton_build.rules.finding import Finding
@@ -23,7 +24,7 @@ WEIGHTS = "model.safetensors"
 """Name of the weight file when the checkpoint has only one."""
 _NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 _AGAIN = "download it again"
-_EXPERT = re.compile(r"model\.layers\.(\d{1,4})\.mlp\.experts\.\d+\.\w+\.(?:weight|qweight|weight_packed)")
+_EXPERT = re.compile(r"(?:model\.)?layers\.(\d{1,4})\.(?:mlp|ffn)\.experts\.\d+\.\w+\.(?:weight|qweight|weight_packed)")
 # Data type of an expert's weight -> the precision that stores it so.
 _STORED = {"F8_E4M3": "fp8", "U8": "fp4", "I8": "w4a8", "I32": "w4a16", "BF16": "bf16", "F16": "bf16"}
 
@@ -48,12 +49,20 @@ def files_read(folder: Path, *, only_indexed: bool = False) -> list[str]:
 def check_weights(
     folder: Path, label: str, *, only_indexed: bool = False, on_file: Callable[[Path], None] = lambda _: None
 ) -> Iterator[Finding]:
-    """Find weight files that are missing, damaged or unlike the index. Only the index and the headers are read.
+    """Find weight files that are missing, damaged or unlike the index, and V4's unlike config.json. Only JSON files
+    and headers are read.
 
     :param only_indexed: see `files_read`.
     :param on_file: called with each file before it is opened, because storage may not answer.
     """
-    return _FolderCheck(folder, label, on_file).check(only_indexed)
+    config, _ = read_json(folder / "config.json", "config.json")
+    stored: dict[str, Form] | None = {} if config and is_v4(config) else None
+    is_whole = True
+    for finding in _FolderCheck(folder, label, on_file, stored).check(only_indexed):
+        is_whole = is_whole and finding.severity != "error"
+        yield finding
+    if config and stored and is_whole:
+        yield from tensor_problems(config, stored, label)
 
 
 # Largest total that is believed when a file's name says that it is one of so many.
@@ -65,6 +74,8 @@ class _FolderCheck:
     folder: Path
     label: str
     on_file: Callable[[Path], None]
+    stored: dict[str, Form] | None
+    """Gets every tensor that is read; None where they are not compared with config.json."""
 
     def check(self, only_indexed: bool) -> Iterator[Finding]:
         try:
@@ -167,6 +178,8 @@ class _FolderCheck:
             return None, [codes.BROKEN_SHARD.finding(str(error), _AGAIN, file=file)]
         if header.found != header.length:
             return header, [codes.WRONG_LENGTH.finding(_wrong_length(header), _AGAIN, file=file)]
+        if self.stored is not None:
+            self.stored.update((name, (one.dtype, one.shape)) for name, one in header.tensors.items())
         return header, []
 
 

@@ -59,7 +59,8 @@ def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> QuantConfi
     :raises UnusableCheckpointError: when it is no DeepSeek checkpoint, or a file can't be read.
     """
     model = read_json_object(checkpoint / "config.json")
-    known = {architecture.class_name for architecture in architectures().values()}
+    # The engines themselves choose the type of V4's KV cache.
+    known = {architecture.class_name for architecture in architectures().values() if architecture.csa is None}
     names = model.get("architectures") or []
     if not isinstance(names, list) or not known.intersection(map(str, names)):
         raise UnusableCheckpointError(
