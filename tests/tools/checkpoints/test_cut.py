@@ -22,6 +22,7 @@ from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, open_checkp
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.tool_errors import CheckpointError
 from support.small_checkpoint import TINY
+from support.v4_checkpoint import v4_config, write_v4
 
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -239,6 +240,39 @@ def test_what_cannot_be_cut_is_refused(tmp_path, w4afp8, refused, two_layers, su
     write(tmp_path / "none", {"lm_head.weight": ("BF16", (4, 4))})
     line = refused("cut", tmp_path / "none", LAYERS, 4, OUTPUT, tmp_path / "cut", code=2)
     assert "found none of layer 0 and 3 more" in line
+
+
+V4_WIDTHS = {"hidden_size": 128, "moe_intermediate_size": 64, "q_lora_rank": 32, "vocab_size": 32, "o_lora_rank": 8}
+V4_SMALL = {"num_hidden_layers": 6, "n_routed_experts": 2, "dspark_target_layer_ids": [3, 4, 5]} | V4_WIDTHS
+
+
+def test_v4_is_cut_with_its_draft_or_without(tmp_path, checkpoint):
+    source = write_v4(tmp_path / "w", v4_config("deepseek-v4-flash-dspark", **V4_SMALL))
+    for options, num_drafts, read_layers in ((("--mtp",), 3, [1, 2, 3]), ((), 0, None)):
+        folder = tmp_path / f"cut{num_drafts}"
+        found = cut(source, LAYERS, 4, *options, OUTPUT, folder)
+        config = read(folder, "config.json")
+        assert (config["num_hidden_layers"], config["compress_ratios"][:4]) == (4, [0, 0, 4, 128])
+        assert config["num_nextn_predict_layers"] == (1 if num_drafts else 0)
+        assert config.get("dspark_target_layer_ids") == read_layers
+        assert len({name.split(".")[1] for name in found if name.startswith("mtp.")}) == num_drafts
+        # Every tensor that config.json asks for is there.
+        assert "nothing is damaged" in checkpoint("verify", folder).out
+
+
+def test_what_of_v4_cannot_be_cut_or_converted_is_refused(tmp_path, refused):
+    source = write_v4(tmp_path / "w", v4_config("deepseek-v4-flash-dspark", **V4_SMALL))
+    said = {
+        "--experts: expected": ("cut", LAYERS, 4, EXPERTS, 1),
+        "of at least 3": ("cut", LAYERS, 2, "--mtp"),
+        "found V4,": ("quantize", "--to", "bf16"),
+    }
+    for words, (form, *options) in said.items():
+        code = 2 if form == "cut" else 1
+        assert words in refused(form, source, *options, "--output", tmp_path / "cut", code=code)
+    config = read(source, "config.json")
+    (source / "config.json").write_text(json.dumps({"text_config": config}))
+    assert "found V4.1" in refused("cut", source, LAYERS, 4, OUTPUT, tmp_path / "cut", code=2)
 
 
 def test_numbers_may_be_null(tmp_path, w4afp8):

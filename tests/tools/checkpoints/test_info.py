@@ -11,6 +11,7 @@ from bench.synthetic_checkpoint import CONFIG, make_checkpoint
 from deepseek_triton_tools.checkpoints.info import PARTS
 from deepseek_triton_tools.cli.main import main
 from support.small_checkpoint import TINY, write_checkpoint
+from support.v4_checkpoint import v4_config, write_v4
 
 
 @pytest.fixture
@@ -61,10 +62,33 @@ def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(tmp
 
     assert entry["num_tensors"] == 91_991
     assert (entry["num_layers"], entry["num_mtp_layers"]) == (61, 1)
-    assert {part["part"] for part in entry["parts"]} == {*PARTS} - {"other"}
+    assert {part["part"] for part in entry["parts"]} == {*PARTS} - {"other", "hyper-connections"}
     assert entry["variants"] == ["deepseek-r1"]
     assert {gpu["gpu"]: gpu["published_gpus"] for gpu in entry["gpus"]}["h200"] == 8
     assert "1.2.1" in entry["trtllm_releases"]
+
+
+def test_v4_has_layers_of_a_draft_beside_its_own(tmp_path, info, checkpoint):
+    small = {"num_hidden_layers": 5, "n_routed_experts": 8}
+    folders = [
+        write_v4(tmp_path / "a", v4_config("deepseek-v4-flash", **small)),
+        write_v4(tmp_path / "DeepSeek-V4-Flash-0731", v4_config("deepseek-v4-flash-dspark", **small)),
+    ]
+    entries = [info(folder) for folder in folders]
+
+    keys = ("precision", "num_layers", "num_mtp_layers", "draft", "cut")
+    left = "5 of 43 layers, 8 of 256 routed experts"
+    assert [[entry[key] for key in keys] for entry in entries] == [
+        ["mxfp4", 5, 1, "mtp", left],
+        ["mxfp4", 5, 3, "dspark", left],
+    ]
+    assert [entry["variants"] for entry in entries] == [["deepseek-v4-flash"], ["deepseek-v4-flash-0731"]]
+    parts = [{part["part"]: part["dtypes"] for part in entry["parts"]} for entry in entries]
+    assert parts[0].keys() == {*PARTS} - {"dense MLP", "other"}
+    assert parts[1].keys() == {*parts[0], "DSpark layers"} - {"MTP layer"}
+    assert (parts[0]["routed experts"], parts[0]["scales"]) == (["I8"], ["F8_E8M0"])
+    assert "3 DSpark layers" in checkpoint("info", folders[1]).out
+    assert checkpoint("verify", folders[1]).out.endswith("nothing is damaged\n")
 
 
 def test_a_repository_is_described_by_the_checkpoint_that_it_serves(tmp_path, capsys, info):

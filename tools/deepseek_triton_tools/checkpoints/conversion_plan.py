@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from deepseek_triton_build.check import is_v4
 from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales, missing_scales
 from deepseek_triton_tools.checkpoints.folder_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
@@ -136,6 +137,9 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
 
     :raises CheckpointError: with everything that keeps the checkpoint from being converted so.
     """
+    if is_v4(config):
+        known = "expected a model before DeepSeek-V4, found V4, which is served as it is published"
+        raise CheckpointError(f"{source.folder}: {known}")
     num_layers = config_number(config, "num_hidden_layers")
     num_mtp = config_number(config, "num_nextn_predict_layers", 0) if options.keep_mtp else 0
     jobs, problems = [], []

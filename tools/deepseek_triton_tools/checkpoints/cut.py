@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check import INDEX, read_json_object
+from deepseek_triton_build.check import INDEX, is_v4, read_json_object
 from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.folder_files import (
     CONFIG,
@@ -42,7 +42,7 @@ SHARD_BYTES = 4_300_000_000
 _QUANT_DOCUMENTS = (HF_QUANT_CONFIG, QUANT_CFG)
 """Files that name layers."""
 _LAYER = re.compile(r"(?<![\w.])((?:model\.)?layers\.)(\d{1,9})(?!\d)")
-_EXPERT = re.compile(r"\.mlp\.experts\.(\d{1,9})\.")
+_EXPERT = re.compile(r"\.(?:mlp|ffn)\.experts\.(\d{1,9})\.")
 _PER_EXPERT = re.compile(r"\.mlp\.gate\.(?:weight|e_score_correction_bias)$")
 """Tensors with a row for each expert."""
 
@@ -90,9 +90,11 @@ def plan_cut(source: StoredTensors, config: Mapping[str, Any], options: CutOptio
 
     :raises ToolError: with everything that keeps the checkpoint from being cut so.
     """
+    if "text_config" in config:
+        raise ToolError(f"{source.folder}: expected any DeepSeek up to V4, found V4.1, which is not cut", exit_code=2)
     whole = config_number(config, "num_hidden_layers")
     num_dense = config_number(config, "first_k_dense_replace", 0)
-    problems = [*_wrong_layers(source, whole, options), *_wrong_experts(source, config, options)]
+    problems = [*_wrong_layers(source, config, options), *_wrong_experts(source, config, options)]
     if problems:
         raise ToolError(f"{source.folder}: {'; '.join(problems)}", exit_code=2)
     tensors = sorted(_left(source, whole, options), key=lambda tensor: in_order(tensor.output.name))
@@ -187,6 +189,8 @@ def _left(source: StoredTensors, whole: int, options: CutOptions) -> Iterator[Cu
 
 def _relayered_name(name: str, whole: int, options: CutOptions) -> str | None:
     """Return the name that a tensor or module has in the cut checkpoint; None when it is not in it."""
+    if name.startswith("mtp.") and not options.keep_mtp:
+        return None
     match = _LAYER.search(name)
     if match is None:
         return name
@@ -216,13 +220,19 @@ def _cut_config(config: Mapping[str, Any], whole: int, options: CutOptions) -> d
         new["first_k_dense_replace"] = min(new["first_k_dense_replace"], options.num_layers)
     if options.num_experts is not None:
         new["n_routed_experts"] = options.num_experts
+    if ratios := config.get("compress_ratios"):
+        new["compress_ratios"] = [*ratios[: options.num_layers], *ratios[whole:]]
+    if read := config.get("dspark_target_layer_ids"):
+        new["dspark_target_layer_ids"] = [layer - whole + options.num_layers for layer in read]
     if not options.keep_mtp:
+        new = {key: value for key, value in new.items() if not key.startswith("dspark_")}
         new["num_nextn_predict_layers"] = 0
     return new
 
 
-def _wrong_layers(source: StoredTensors, whole: int, options: CutOptions) -> Iterator[str]:
-    stored = {int(match[2]) for name in source if (match := _LAYER.search(name))}
+def _wrong_layers(source: StoredTensors, config: Mapping[str, Any], options: CutOptions) -> Iterator[str]:
+    whole = config_number(config, "num_hidden_layers")
+    stored = {in_order(name)[0] for name in source}
     if not 0 < options.num_layers <= whole:
         yield f"--layers: expected 1 to {whole}, found {options.num_layers}"
     elif (
@@ -238,11 +248,17 @@ def _wrong_layers(source: StoredTensors, whole: int, options: CutOptions) -> Ite
         yield f"expected the tensors of its {whole} layers, found none of layer {first}{more}; download it again"
     if options.keep_mtp and max(stored, default=-1) < whole:
         yield "--mtp: expected an MTP layer, found none; leave --mtp out"
+    least = len(config.get("dspark_target_layer_ids", ()))
+    if options.keep_mtp and options.num_layers < least:
+        yield f"--mtp: expected --layers of at least {least}, which DSpark reads, found {options.num_layers}"
 
 
 def _wrong_experts(source: StoredTensors, config: Mapping[str, Any], options: CutOptions) -> Iterator[str]:
     number = options.num_experts
     if number is None:
+        return
+    if is_v4(config):
+        yield "--experts: expected a model before V4, whose tables (tid2eid) name all experts; leave --experts out"
         return
     if config.get("n_routed_experts") is None:
         yield "--experts: expected n_routed_experts in config.json, found none; leave --experts out"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.catalog import Variant, cut_summary, variant_of_folder, variant_of_model, variants
-from deepseek_triton_build.check import CheckpointFacts, read_facts
+from deepseek_triton_build.check import CheckpointFacts, draft_kind, read_facts
 from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, layer_of, open_checkpoint
 from deepseek_triton_tools.host.units import sized
@@ -24,23 +24,26 @@ from deepseek_triton_tools.terminal.tables import Table
 SCHEMA = "deepseek-triton/checkpoint/1"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MTP, _OTHER = "MTP layer", "other"
+_DRAFTS = {"dspark": "DSpark layers"}
 _PATTERNS: Mapping[str, re.Pattern[str]] = {
     part: re.compile(pattern, re.DOTALL)
     for part, pattern in {
-        "scales": r".*(?:_scale|_scale_inv|_scale_2|_scales|\.weight_shape)",
-        "embedding": r"model\.embed_tokens\..*",
-        "norms": r"model\.(?:layers\.\d+\..*)?\w*norm\..*",
-        "attention": r"model\.layers\.\d+\.self_attn\..*",
-        "router": r"model\.layers\.\d+\.mlp\.gate\..*",
-        "routed experts": r"model\.layers\.\d+\.mlp\.experts\..*",
-        "shared experts": r"model\.layers\.\d+\.mlp\.shared_experts\..*",
+        "hyper-connections": r"(?:layers\.\d+\.)?hc_\w+",
+        "scales": r".*(?:_scale|_scale_inv|_scale_2|_scales|\.scale|\.weight_shape)",
+        "embedding": r"(?:model\.embed_tokens|embed)\..*",
+        "norms": r"(?:model\.)?(?:layers\.\d+\..*)?\w*norm\..*",
+        "attention": r"(?:model\.)?layers\.\d+\.(?:self_)?attn\..*",
+        "router": r"(?:model\.)?layers\.\d+\.(?:mlp|ffn)\.gate\..*",
+        "routed experts": r"(?:model\.)?layers\.\d+\.(?:mlp|ffn)\.experts\..*",
+        "shared experts": r"(?:model\.)?layers\.\d+\.(?:mlp|ffn)\.shared_experts\..*",
         "dense MLP": r"model\.layers\.\d+\.mlp\..*",
-        "head": r"lm_head\..*",
+        "head": r"(?:lm_)?head\..*",
     }.items()
 }
 """Part -> the tensors that belong to it, unless they belong to the MTP layer or an earlier one."""
 PARTS = (
     *("embedding", "attention", "dense MLP", "shared experts", "routed experts", "router", "norms"),
+    "hyper-connections",
     *(_MTP, "head", "scales", _OTHER),
 )
 """All parts, in the order in which they are shown."""
@@ -64,6 +67,7 @@ def describe(files: CheckpointFiles) -> dict[str, Any]:
     known = _variants(files, facts, precision)
     # What serves the whole model says nothing about a cut one.
     support = support_of(known[0], precision) if known and precision is not None and cut is None else None
+    draft = draft_kind(facts.config) if any(layer >= num_layers for layer in layers) else None
     numbers = {key: facts.config.get(key) for key in ("n_routed_experts", "max_position_embeddings")}
     return {
         "source": files.source,
@@ -79,12 +83,13 @@ def describe(files: CheckpointFiles) -> dict[str, Any]:
         "kv_cache_quant_algo": facts.kv_cache_quant_algo,
         "num_layers": len([layer for layer in layers if layer < num_layers]),
         "num_mtp_layers": len([layer for layer in layers if layer >= num_layers]),
+        "draft": draft,
         "num_routed_experts": number if isinstance(number := numbers["n_routed_experts"], int) else None,
         "context_length": number if isinstance(number := numbers["max_position_embeddings"], int) else None,
         "num_tensors": len(tensors),
         "num_files": len(tensors.files),
         "bytes": sum(tensor.num_bytes for tensor in tensors.values()),
-        "parts": list(_parts(tensors.values(), num_layers)),
+        "parts": list(_parts(tensors.values(), num_layers, draft)),
         "gpus": [asdict(cell) for cell in support.cells] if support else [],
         "trtllm_releases": list(support.releases) if support else [],
         "vllm_versions": list(support.vllm_versions) if support else [],
@@ -92,7 +97,7 @@ def describe(files: CheckpointFiles) -> dict[str, Any]:
     }
 
 
-def _parts(tensors: Iterable[StoredTensor], num_layers: int) -> Iterator[dict[str, Any]]:
+def _parts(tensors: Iterable[StoredTensor], num_layers: int, draft: str | None) -> Iterator[dict[str, Any]]:
     """Yield the tensors of each kind, with their data types, the one with the most bytes first."""
     by_part: dict[str, dict[str, list[int]]] = {name: {} for name in PARTS}
     for tensor in tensors:
@@ -104,7 +109,8 @@ def _parts(tensors: Iterable[StoredTensor], num_layers: int) -> Iterator[dict[st
         if dtypes:
             sizes = [size for each in dtypes.values() for size in each]
             in_order = sorted(dtypes, key=lambda key: -sum(dtypes[key]))
-            yield {"part": name, "tensors": len(sizes), "bytes": sum(sizes), "dtypes": in_order}
+            part = _DRAFTS.get(draft or "", name) if name == _MTP else name
+            yield {"part": part, "tensors": len(sizes), "bytes": sum(sizes), "dtypes": in_order}
 
 
 def _missing_layers(facts: CheckpointFacts, layers: set[int], num_layers: int) -> Iterator[str]:
@@ -153,7 +159,7 @@ def tables(info: Mapping[str, Any]) -> Iterator[Table]:
         "precision": info["precision"] or "not known",
         "quantization": info["quantization"] or "none",
         "KV cache": info["kv_cache_quant_algo"] or "no type named: the engine's settings decide",
-        "layers": f"{info['num_layers']}, and {info['num_mtp_layers'] or 'no'} MTP layer",
+        "layers": f"{info['num_layers']}, and {info['num_mtp_layers'] or 'no'} {_DRAFTS.get(info['draft'], _MTP)}",
         "routed experts": info["num_routed_experts"],
         "context length": f"{info['context_length']:,} tokens" if info["context_length"] else "",
         "tensors": f"{info['num_tensors']:,} in {info['num_files']:,} files, {sized(info['bytes'])}",

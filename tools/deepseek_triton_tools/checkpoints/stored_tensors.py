@@ -36,7 +36,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
 }
 """The format's name of a data type -> numpy's."""
-_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_LAYER = re.compile(r"(?:(?:model\.)?layers|(mtp))\.(\d{1,9})\.")
 _INFERENCE_FILE = re.compile(r"model\d+-mp\d+\.safetensors", re.ASCII)
 """The files that DeepSeek-V3's inference/convert.py makes of a checkpoint, one for each GPU, with other names."""
 _MOST_DIMENSIONS = 32
@@ -238,9 +238,12 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def layer_of(name: str) -> int | None:
-    """Return the number of the layer that a tensor is in; None for embeddings, the last norm and the head."""
+    """Return the number of the layer that a tensor is in; None for embeddings, the last norm and the head.
+
+    The layers of V4's draft, `mtp.N`, come after any other.
+    """
     match = _LAYER.match(name)
-    return int(match[1]) if match else None
+    return int(match[2]) + (10**9 if match[1] else 0) if match else None
 
 
 def in_order(name: str) -> tuple[int, list[tuple[int, str]]]:
