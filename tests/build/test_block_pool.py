@@ -113,6 +113,14 @@ def test_logs_of_others_say_the_same():
         assert pool_of("flash", "0.25.1", gib, tokens=16_384).longest_start == pytest.approx(longest, rel=0.02)
 
 
+def test_an_h200_logged_the_same():
+    """V4-Flash's first 32 layers with dummy weights, vLLM 0.25.1: 35.35 requests of 4,096 tokens in 19.5 GiB."""
+    csa = find_variant("deepseek-v4-flash").architecture.csa
+    cut = replace(csa, compress_ratios=csa.compress_ratios[:32])
+    pool = block_pool(int(19.5 * GIB), cut, 32, load_vllm("0.25.1"), tokens=2048, drafts=0, form=DS_MLA)
+    assert pool.logged_concurrency(4096) * 4096 == pytest.approx(144_789, rel=0.001)
+
+
 @pytest.mark.parametrize(("is_dp", "requests"), [(False, 20.43), (True, 156.9 / 8)])
 def test_eight_b200s_have_the_room_that_was_logged(is_dp, requests):
     """V4-Flash-0731 without drafts, vLLM 0.25.0 (vllm-project/recipes#762, vllm-project/vllm#51454)."""
