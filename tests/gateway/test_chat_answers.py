@@ -318,8 +318,11 @@ def test_a_stream_of_completions_says_what_the_whole_says(prompts, num_choices, 
 def test_a_first_token_that_is_not_in_the_text():
     request = read_completion_request({"prompt": "Hi", "echo": True, "logprobs": 0, "max_tokens": 0})
     answer = CompletionAnswer(request, IDENTITY, ["Hi"])
-    answer.take([Part(text="!", prompt_logprobs=tokens(None, "Hi"), logprobs=tokens("!"), finish_reason="length")])
-    (choice,) = json.loads(answer.end())["choices"]
+    logprobs = {"prompt_logprobs": tokens(None, "Hi"), "logprobs": tokens("!")}
+    answer.take([Part(text="!", num_output_tokens=1, finish_reason="length", **logprobs)])
+    document = json.loads(answer.end())
+    (choice,) = document["choices"]
+    assert document["usage"]["completion_tokens"] == 0
     assert (choice["text"], choice["finish_reason"]) == ("Hi", "length")
     assert choice["logprobs"]["tokens"] == ["", "Hi"]
     assert choice["logprobs"]["text_offset"] == [0, 0]

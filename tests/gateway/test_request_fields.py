@@ -332,7 +332,8 @@ def test_prompts():
 
 
 BAD_COMPLETIONS = [
-    ({"prompt": None}, "prompt", "a list"),
+    ({"prompt": None}, "prompt", "a text, token ids, or a list .*got nothing"),
+    ({"prompt": 5}, "prompt", "a text, token ids, or a list .*got 5"),
     ({"prompt": ""}, "prompt", "got nothing"),
     ({"prompt": []}, "prompt", "got nothing"),
     ({"prompt": ["a", ""]}, "prompt", "got nothing"),

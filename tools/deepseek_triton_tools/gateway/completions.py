@@ -26,7 +26,6 @@ from deepseek_triton_tools.gateway.openai_answers import (
 from deepseek_triton_tools.gateway.openai_fields import (
     COUNTS,
     MOST_INT32,
-    a_list,
     between,
     boolean,
     given_fields,
@@ -112,7 +111,9 @@ def _prompts(given: Mapping[str, object]) -> list[Prompt]:
     if isinstance(value, str):
         prompts: list[Prompt] = [value]
     else:
-        elements = a_list("prompt", value)
+        if not isinstance(value, list):
+            raise wrong("prompt", "a text, token ids, or a list of texts or lists of token ids", value)
+        elements: list[object] = value
         if elements and all(isinstance(element, int) for element in elements):
             prompts = [token_ids("prompt", elements)]
         else:
@@ -166,7 +167,9 @@ class CompletionAnswer(Answer):
             self.counts.add(part, part.sequence // self._request.num_choices)
             if self._request.echo and part.prompt_logprobs:
                 choice.logprobs.append(part.prompt_logprobs)
-            if not self._request.only_echo:
+            if self._request.only_echo:
+                self.counts.num_output = 0  # the one token is the engine's least, and nobody gets it
+            else:
                 choice.text.append(part.text)
                 if part.logprobs:
                     choice.logprobs.append(part.logprobs)
