@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.data.vllm import VllmVersion
@@ -24,6 +26,7 @@ from deepseek_triton_build.planning.vllm_sizes import (
 )
 from deepseek_triton_build.rules import vllm_violations
 from deepseek_triton_build.rules.finding import Code
+from deepseek_triton_build.rules.known_issues import hold
 from deepseek_triton_build.rules.rule import Violation, VllmDeployment
 from deepseek_triton_build.text import nearest_name, short_repr
 
@@ -63,7 +66,6 @@ class VllmEngine:
     sizes: VllmSizes
     budget: Budget
     batch_key: ClassVar[str] = "max_num_seqs"
-    environment: ClassVar[tuple[EnvironmentVariable, ...]] = _ENVIRONMENT
 
     def arguments(self, budget: Budget) -> Arguments:
         target, sizes = self.target, self.sizes
@@ -75,12 +77,22 @@ class VllmEngine:
             *_model(target),
             *_parallelism(target),
             *_limits(target, sizes, budget),
-            *_kernels(target, sizes),
+            Setting("kv_cache_dtype", sizes.kv_cache_dtype, *_kv_reason(target, sizes)),
             *_speculation(sizes),
+        )
+        deployment = vllm_deployment(target, {setting.key: setting.value for setting in chosen})
+        chosen = (
+            *chosen,
+            *(Setting(name, value, why, source) for name, value, why, source in _of_guides(deployment, "settings")),
             Setting("scheduling_policy", "priority", reason, source=source),
         )
         settings, own = with_own_arguments(target.request, chosen, lambda key, value: _check(target.vllm, key, value))
         return Arguments(settings=settings, own=own, canonical={setting.key: setting.value for setting in settings})
+
+    @property
+    def environment(self) -> tuple[EnvironmentVariable, ...]:
+        rows = _of_guides(vllm_deployment(self.target, {}), "environment")
+        return (*_ENVIRONMENT, *(EnvironmentVariable(*row) for row in rows))
 
     @property
     def unset_environment(self) -> tuple[EnvironmentVariable, ...]:
@@ -156,9 +168,6 @@ def _model(target: VllmTarget) -> Iterator[Setting]:
     if not target.is_rehearsal:
         reason = "vLLM has the model and its configuration built in; the guide's true would run code of the checkpoint"
     yield Setting("trust_remote_code", False, reason)
-    if target.architecture.attention == "dsa":
-        reason = "V3.2's own chat format, which is not a template of the checkpoint"
-        yield Setting("tokenizer_mode", "deepseek_v32", reason, source="vLLM recipes, DeepSeek-V3.2 usage guide")
 
 
 def _parallelism(target: VllmTarget) -> Iterator[Setting]:
@@ -177,12 +186,6 @@ def _parallelism(target: VllmTarget) -> Iterator[Setting]:
         yield Setting("tensor_parallel_size", target.tensor_parallel_size, reason, source=GUIDE)
     reason = "each GPU has whole experts, its share of them" if number > 1 else "as with more GPUs; one has all experts"
     yield Setting("enable_expert_parallel", True, reason, source=GUIDE)
-    if target.data_parallel and number > 1:
-        reason = (
-            "how tokens reach the experts of other GPUs: by NCCL alone, which every container has; the guide's "
-            "deepep_high_throughput and deepep_low_latency are faster, and need DeepEP installed"
-        )
-        yield Setting("all2all_backend", "allgather_reducescatter", reason, source=f"{_CONFIG}/parallel.py; {_LOST}")
     if target.request.pipeline_parallel_size > 1:
         yield Setting("pipeline_parallel_size", target.request.pipeline_parallel_size, "asked for by --pp")
     if target.num_nodes > 1:
@@ -235,17 +238,19 @@ def _tokens_reason(target: VllmTarget, sizes: VllmSizes) -> str:
     return f"{what}: between the guide's {PROMPT_HEAVY_TOKENS:,} for prompts and {LATENCY_TOKENS:,} for latency"
 
 
-def _kernels(target: VllmTarget, sizes: VllmSizes) -> Iterator[Setting]:
-    yield Setting("kv_cache_dtype", sizes.kv_cache_dtype, *_kv_reason(target, sizes))
-    if target.gpu.architecture != "blackwell" or target.is_rehearsal or target.precision == "w4a16":
-        return
-    if target.architecture.attention == "csa":
-        return
-    if target.architecture.attention != "dsa" and not sizes.num_draft_tokens:
-        reason = "the guide's kernel of MLA for Blackwell (once VLLM_ATTENTION_BACKEND)"
-        yield Setting("attention_backend", "CUTLASS_MLA", reason, source=_LOST)
-    reason = f"the guide's kernels of the experts (once VLLM_USE_FLASHINFER_MOE_{target.precision.upper()}=1)"
-    yield Setting("moe_backend", "flashinfer_trtllm", reason, source=_LOST)
+@cache
+def _guides() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = load_yaml("vllm_settings.yaml")
+    return rows
+
+
+def _of_guides(d: VllmDeployment, kind: Literal["settings", "environment"]) -> Iterator[tuple[str, Any, str, str]]:
+    """Yield name, value, reason and source of what data/vllm_settings.yaml has for a deployment."""
+    for row in _guides():
+        is_known = not d.vllm.is_before(row.get("since", "0")) and d.vllm.is_before(row.get("until", "999"))
+        if is_known and hold(d, row["when"]):
+            for name, line in row.get(kind, {}).items():
+                yield name, line["value"], line["why"], line.get("source", row["source"])
 
 
 def _kv_reason(target: VllmTarget, sizes: VllmSizes) -> tuple[str, str]:

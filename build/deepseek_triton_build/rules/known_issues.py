@@ -46,7 +46,7 @@ class KnownIssue:
 
         :raises UnknownFactError: when a setting may be given elsewhere.
         """
-        return all(_fits(d, name, wanted) for name, wanted in self.when.items())
+        return hold(d, self.when)
 
 
 @cache
@@ -85,6 +85,14 @@ def issues_table() -> str:
             where = "<br>".join(f"`{condition}`" for condition in conditions)
             rows.append(f"| {name} | {seen}{until} | {where} | {issue.fault} | {issue.do} | {issue.source} |")
     return "\n".join(rows)
+
+
+def hold(d: Deployment | VllmDeployment, conditions: Mapping[str, Any]) -> bool:
+    """Tell whether all conditions, as KnownIssue.when has them, hold.
+
+    :raises UnknownFactError: when a setting may be given elsewhere.
+    """
+    return all(_fits(d, name, wanted) for name, wanted in conditions.items())
 
 
 def _lies_in(key: str, path: str) -> bool:
