@@ -40,7 +40,8 @@ def on_vllm(*settings, release="0.24.0", **facts):
     return on(*settings, release=release, engine=VllmDeployment, **facts)
 
 
-V32, FP4 = {"variant": "deepseek-v3.2"}, {"precision": "fp4"}
+V32, V4, FP4 = {"variant": "deepseek-v3.2"}, {"variant": "deepseek-v4-flash"}, {"precision": "fp4"}
+RANKS = {TP: 1, "data_parallel_size": 4}
 CHUNKED = {REUSE: True, "enable_chunked_prefill": True}
 OLD, OLDER = {"release": "1.0.0"}, {"release": "0.21.0"}
 CASES = {  # what shows it, its severity, and a neighbour that doesn't
@@ -64,6 +65,9 @@ CASES = {  # what shows it, its severity, and a neighbour that doesn't
         on({TOKENS: 5000, "kv_cache_config.free_gpu_memory_fraction": 0.69}, **OLDER),
     ),
     "vllm-mtp-pipeline": (on_vllm(DRAFTS), "note", on_vllm(DRAFTS, {PP: 1})),
+    "vllm-v4-hopper-graphs": (on_vllm(release="0.27.1", **V4), "warning", on_vllm(release="0.31.0", **V4)),
+    "vllm-v4-h20-multicast": (on_vllm(gpu="h20-96", **V4), "note", on_vllm(**V4)),
+    "vllm-v4-fp8-data-parallel": (on_vllm(RANKS, **V4), "note", on_vllm(RANKS, precision="mxfp4", **V4)),
     "vllm-v32-context-parallel": (
         on_vllm({"decode_context_parallel_size": 2}, **V32),
         "note",
