@@ -120,6 +120,23 @@ def test_an_h200_logged_the_same():
     pool = block_pool(int(19.5 * GIB), cut, 32, load_vllm("0.25.1"), tokens=2048, drafts=0, form=DS_MLA)
     assert pool.logged_concurrency(4096) * 4096 == pytest.approx(144_789, rel=0.001)
 
+    flash = find_variant("deepseek-v4-flash")
+    for cuda_graphs, available in ((False, 19.5), (True, 18.28)):
+        budget = vllm_budget(
+            find_gpu("h200"),
+            replace(flash.architecture, num_layers=32, csa=cut),
+            flash.checkpoints["mxfp4"],
+            Layout(tensor_parallel_size=1, expert_parallel_size=1),
+            gpu_memory_utilization=0.93,
+            max_num_batched_tokens=2048,
+            max_num_seqs=64,
+            kv_dtype="fp8",
+            vllm=load_vllm("0.25.1"),
+            max_model_len=4096,
+            cuda_graphs=cuda_graphs,
+        )
+        assert budget.kv_cache / GIB == pytest.approx(available, rel=0.03)
+
 
 @pytest.mark.parametrize(("is_dp", "requests"), [(False, 20.43), (True, 156.9 / 8)])
 def test_eight_b200s_have_the_room_that_was_logged(is_dp, requests):

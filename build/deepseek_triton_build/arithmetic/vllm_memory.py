@@ -1,7 +1,7 @@
 """GPU memory under vLLM: it takes a share of the GPU, and what weights and one iteration leave of it is the KV cache.
 
-Measured with vLLM 0.25.1 on H200s: R1 FP8 on eight, R1 W4A16 on four, and 17 of R1's layers in FP8 on two, TP+EP and
-DP+EP. A test holds the arithmetic to these figures.
+Measured with vLLM 0.25.1 on H200s: R1 FP8 on eight, R1 W4A16 on four, 17 of R1's layers in FP8 on two, TP+EP and DP+EP,
+and 32 of V4-Flash's on one. Tests hold the arithmetic to these figures.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from deepseek_triton_build.data.vllm import VllmVersion
 # Memory that nvidia-smi counts and PyTorch does not: 140.4 against 139.8 GiB on an H200, 79.6 against 79.1 on an H100
 # (the "total capacity" of public out-of-memory messages).
 _DRIVER_BYTES = int(0.6 * GIB)
-# A captured size. vLLM's graphs share one pool, so a size takes little: an estimate.
-_GRAPH_BYTES = 20 * 2**20
+# A captured size. vLLM's graphs share one pool, so a size takes little: an estimate. V4's are whole ones and pieces:
+# vLLM set 1.16 GiB aside for 19 sizes.
+_GRAPH_BYTES, _CSA_GRAPH_BYTES = 20 * 2**20, 60 * 2**20
 # Data parallelism adds this to vLLM's estimate of the graphs: 4.29 GiB were found for 19 sizes of two ranks.
 _DP_GRAPH_BYTES = 4 * GIB
 # Memory that is taken beside vLLM's share, as two H200s reported: 2.2 GiB of graphs above vLLM's estimate of them, 2.0
@@ -36,8 +37,8 @@ _BESIDE_BYTES = int(6.7 * GIB)
 _CONTEXT_TOKENS = 64 * 1024
 """Most tokens of earlier chunks whose keys and values are computed again at once (vLLM
 vllm/model_executor/layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size)."""
-# What V4 takes besides all that is counted: a test has the log of eight B200s.
-_CSA_BYTES = int(3.5 * GIB)
+# What V4 takes on Blackwell besides all that is counted: a test has the log of eight B200s. An H200 needed none.
+_MEGA_MOE_BYTES = int(1.5 * GIB)
 # Copies of the experts' activations, where they are more than one: Marlin took as much again (the second of the
 # measured rows).
 _EXPERT_COPIES: Mapping[Precision, int] = {"w4a16": 2}
@@ -84,7 +85,8 @@ def vllm_budget(
     graphs = 0
     if cuda_graphs:
         shared = _DP_GRAPH_BYTES if together > 1 else 0
-        graphs = shared + len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES
+        each = _CSA_GRAPH_BYTES if csa else _GRAPH_BYTES
+        graphs = shared + len(captured_sizes(max_num_seqs, num_draft_tokens)) * each
     # The queries, a copy with the rotated part, and the output.
     if csa:
         attention = _of_compressed(a, heads, max_num_batched_tokens, max_model_len or a.max_position_embeddings)
@@ -96,7 +98,7 @@ def vllm_budget(
     # experts get the tokens of every rank, in one piece (vllm/model_executor/layers/fused_moe/modular_kernel.py).
     each = a.num_experts_per_token * (a.hidden_size + 2 * a.moe_intermediate_size) * 2
     experts = each * _EXPERT_COPIES.get(checkpoint.precision, 1) * max_num_batched_tokens * together
-    activations = attention + experts
+    activations = attention + experts + (_MEGA_MOE_BYTES if csa and gpu.architecture == "blackwell" else 0)
     kv_bytes = kv_bytes_per_token(
         a,
         kv_dtype,
@@ -153,7 +155,7 @@ def _of_compressed(architecture: Architecture, heads: float, tokens: int, longes
     chosen, metadata = a.index_topk * 4, 2 * (longest // 128) * 4
     # Four requests' entries in 16 bits (nvidia/flashmla.py), the indexer's scores (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB).
     gathered = 4 * (longest // 4 + tokens) * csa.head_dim * 2 + 2**29
-    return tokens * (values * 2 + chosen + metadata) + gathered + _CSA_BYTES
+    return tokens * (values * 2 + chosen + metadata) + gathered
 
 
 def _heads(architecture: Architecture, layout: Layout) -> float:
