@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from gpu.beside_vllm_backend import PROMPT_TOKENS, prompts
-from gpu.full_size_r1 import (
+from gpu.full_size import (
     checkpoint,
     engine_arguments,
     loads_of,

@@ -1,6 +1,6 @@
 """DeepSeek-R1 at full size on the GPUs that its plan names, with dummy weights: through Triton and the engine alone.
 
-    python tests/gpu/full_size_r1.py --output FOLDER [--parallel tp|dp] [--shapes 7902/1000 ...] [--seconds 1300]
+    python tests/gpu/full_size.py --output FOLDER [--parallel tp|dp] [--shapes 7902/1000 ...] [--seconds 1300]
 
 `deepseek-triton build deepseek-r1 --engine vllm` writes the repository, and the engine alone gets the same arguments.
 Two engines of this size do not fit the GPUs, so they take turns, each after a load of some minutes: a phase loads one,
