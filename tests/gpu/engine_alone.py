@@ -47,7 +47,9 @@ class EngineAlone:
 
     def wait_until_ready(self) -> float:
         """Return the seconds that the load took."""
-        return float(self._hear()["load_seconds"])
+        heard = self._hear()
+        self.kv_blocks: int = heard["kv_blocks"]
+        return float(heard["load_seconds"])
 
     def run(self, load: Any, prompts: Sequence[Any], *, text: bool = True) -> list[Any]:
         """As Clients.run; with `text` false the engine doesn't make text of the tokens."""
@@ -97,7 +99,8 @@ async def _serve(arguments: dict[str, Any], answers: TextIO) -> None:
 
     began = time.monotonic()
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-    _say(answers, {"load_seconds": round(time.monotonic() - began, 1)})
+    num_blocks = engine.vllm_config.cache_config.num_gpu_blocks
+    _say(answers, {"load_seconds": round(time.monotonic() - began, 1), "kv_blocks": num_blocks})
     while line := await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
         job = json.loads(line)
         clients = [_client(engine, number, turn, job) for number, turn in enumerate(job["turns"])]

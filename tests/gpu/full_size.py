@@ -1,8 +1,8 @@
-"""DeepSeek-R1 at full size on the GPUs that its plan names, with dummy weights: through Triton and the engine alone.
+"""A model at full width on the GPUs that its plan names, with dummy weights: through Triton and the engine alone.
 
-    python tests/gpu/full_size.py --output FOLDER [--parallel tp|dp] [--shapes 7902/1000 ...] [--seconds 1300]
+    python tests/gpu/full_size.py --output FOLDER [--model deepseek-r1] [--shapes 7902/1000 ...] [--seconds 1300]
 
-`deepseek-triton build deepseek-r1 --engine vllm` writes the repository, and the engine alone gets the same arguments.
+`deepseek-triton build MODEL --engine vllm` writes the repository, and the engine alone gets the same arguments.
 Two engines of this size do not fit the GPUs, so they take turns, each after a load of some minutes: a phase loads one,
 measures every load in rounds, and ends it. The engine alone comes before and after Triton, so that its own spread is
 known. The prompts are random token ids, the same in all phases; the weights are random, and the routing of experts is
@@ -35,7 +35,6 @@ sys.path.extend(
     for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests")
 )
 
-from bench.synthetic_checkpoint import CONFIG
 from gpu.engine_alone import EngineAlone
 from gpu.measuring import Measure, alone, line, record, through
 from gpu.served_engines import (
@@ -51,37 +50,10 @@ from gpu.token_streams import Load, Prompt, Target, client_processes
 
 from deepseek_triton_tools.cli.main import main as program
 
+MODELS: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("full_size_models.yaml").read_text("utf-8"))
 SHAPES = ("7902/1000",)
 """Tokens of the prompt and of the answer; the vLLM recipes' guide measured 7,902 / 1,000."""
 BATCHES = (1, 16, 32, 64, 128, 256)
-W4A16 = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "quantization_status": "compressed",
-    "kv_cache_scheme": None,
-    "ignore": ["lm_head", "re:.*self_attn.*"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "input_activations": None,
-            "output_activations": None,
-            "weights": {
-                "num_bits": 4,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "group",
-                "group_size": 128,
-                "dynamic": False,
-                "actorder": None,
-                "observer": "minmax",
-                "block_structure": None,
-            },
-        }
-    },
-}
-"""In groups of 128; attention and the output layer keep 16 bits."""
-FP8 = {**CONFIG["quantization_config"], "activation_scheme": "dynamic"}
-QUANTIZATION = {"fp8": FP8, "w4a16": W4A16}
 FREE_MIB = 4000
 """By which the GPUs' memory in use may differ from before, when the next engine loads."""
 GONE_WITHIN_S = 60
@@ -89,63 +61,36 @@ ENVIRONMENT = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
 """Dummy weights would route every token to the same experts."""
 
 
-def checkpoint(folder: Path, precision: str = "fp8", num_layers: int | None = None) -> Path:
-    """Write a config.json of R1's published shape, or of its first layers, and a tokenizer of made-up words: no
+def checkpoint(folder: Path, name: str, precision: str | None = None, num_layers: int | None = None) -> Path:
+    """Write a config.json of the published shape, or of its first layers, and a tokenizer of made-up words: no
     weights, as vLLM makes its own.
 
     Every id below the vocabulary's size has a text, so that text is made of the tokens as with the real tokenizer.
     """
-    config = {
-        **CONFIG,
-        "num_hidden_layers": num_layers or CONFIG["num_hidden_layers"],
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "moe_layer_freq": 1,
-        "n_group": 8,
-        "topk_group": 4,
-        "norm_topk_prob": True,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-        "routed_scaling_factor": 2.5,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 10000,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 40,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 4096,
-        },
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-        "quantization_config": QUANTIZATION[precision],
-    }
+    model = MODELS[name]
+    config = dict(model["config"])
+    config["num_hidden_layers"] = num_layers or config["num_hidden_layers"]
+    config["quantization_config"] = model["quantization"][precision or next(iter(model["quantization"]))]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    _tokenizer(CONFIG["vocab_size"]).save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
+    special: list[str] = model["special_tokens"]
+    _tokenizer(special, config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special[0], "eos_token": special[1]}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
-def _tokenizer(size: int) -> Any:
+def _tokenizer(special: list[str], size: int) -> Any:
     """Bytes, and a made-up word with a space before it for every further id."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = ["<bos>", "<eos>", *letters]
+    names = [*special, *letters]
     names += [f"Ġw{number}" for number in range(size - len(names))]
     tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<bos>", "<eos>"])
+    tokenizer.add_special_tokens(special)
     return tokenizer
 
 
@@ -158,10 +103,10 @@ SETTINGS = {
 }
 
 
-def build(folder: Path, model: Path, options: Sequence[str], vllm: str) -> dict[str, Any]:
+def build(folder: Path, name: str, model: Path, options: Sequence[str], vllm: str) -> dict[str, Any]:
     """Write the repository as users do, and return the plan."""
     settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
-    command = ["build", "deepseek-r1", "--engine", "vllm", "--vllm", vllm, "--gpu", "h200", "--model", str(model)]
+    command = ["build", name, "--engine", "vllm", "--vllm", vllm, "--gpu", "h200", "--model", str(model)]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         code = program([*command, *settings, *options, "--json", "--output", str(folder)])
@@ -254,7 +199,7 @@ class Run:
             engine = EngineAlone(engine_arguments(self.repository), folder)
             try:
                 print(f"phase {number}: the engine alone loaded in {engine.wait_until_ready()} s", flush=True)
-                self.report_memory(number, folder / "engine_alone.log")
+                self.report_memory(number, folder / "engine_alone.log", kv_blocks=engine.kv_blocks)
                 self.measure("engine", number, lambda asked: alone(engine, asked))
             finally:
                 engine.stop()
@@ -266,8 +211,8 @@ class Run:
             target = Target(protocol="grpc", port=server.grpc_port, model=OURS)
             self.measure("ours", number, lambda asked: through(server, target, clients, asked))
 
-    def report_memory(self, number: int, log: Path) -> None:
-        found = memory_found(log.read_text(encoding="utf-8", errors="replace"))
+    def report_memory(self, number: int, log: Path, **more: float) -> None:
+        found = memory_found(log.read_text(encoding="utf-8", errors="replace")) | more
         self.memory[f"phase {number}"] = {"found": found, "in_use_of_all_mib": gpu_memory_mib()}
         for name, planned in self.planned.items():
             if name in found:
@@ -278,10 +223,11 @@ class Run:
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--precision", choices=list(QUANTIZATION), default="fp8", help="default: %(default)s")
-    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="default: %(default)s")
+    parser.add_argument("--model", choices=list(MODELS), default="deepseek-r1", help="default: %(default)s")
+    parser.add_argument("--precision", choices=["fp8", "w4a16"], help="default: the published one; w4a16 is R1's alone")
+    parser.add_argument("--gpus", type=int, metavar="N", help="default: 8 for R1, 1 for V4")
     parser.add_argument("--parallel", choices=["tp", "dp"], default="tp", help="of attention (default: %(default)s)")
-    parser.add_argument("--layers", type=int, metavar="N", help="only the first ones (default: all 61)")
+    parser.add_argument("--layers", type=int, metavar="N", help="only the first ones (default: all)")
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="IN/OUT", help="tokens (default: 7902/1000)")
     parser.add_argument(
         "--batches", nargs="+", type=int, default=BATCHES, metavar="N", help="default: 1 16 32 64 128 256"
@@ -301,19 +247,20 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
 
 def prepare(arguments: argparse.Namespace, vllm: str) -> tuple[Path, dict[str, Any]]:
     """Write checkpoint and repository for a version of vLLM, and return the repository with its plan."""
-    model = checkpoint(arguments.output / "checkpoint", arguments.precision, arguments.layers)
+    name = arguments.model
+    model = checkpoint(arguments.output / "checkpoint", name, arguments.precision, arguments.layers)
     loads = loads_of(arguments)
     options = {
         "--precision": arguments.precision,
-        "--gpus": arguments.gpus,
+        "--gpus": arguments.gpus or MODELS[name]["gpus"],
         "--parallel": arguments.parallel,
         "--concurrency": max(load.streams for load in loads),
         "--isl": max(load.prompt_tokens for load in loads),
         "--osl": max(load.output_tokens for load in loads),
     }
     repository = arguments.output / "repository"
-    words = [word for name, value in options.items() for word in (name, str(value))]
-    return repository, build(repository, model, words, vllm)
+    words = [word for option, value in options.items() if value is not None for word in (option, str(value))]
+    return repository, build(repository, name, model, words, vllm)
 
 
 def main() -> int:
@@ -321,7 +268,7 @@ def main() -> int:
     end_s = time.monotonic() + arguments.seconds
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
-    set_environment(ENVIRONMENT)
+    set_environment({**ENVIRONMENT, **MODELS[arguments.model].get("environment", {})})
     repository, plan = prepare(arguments, importlib.metadata.version("vllm").partition("+")[0])
     planned = memory_planned(plan)
     given = engine_arguments(repository)

@@ -35,6 +35,11 @@ rm -rf vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so vllm/vllm-rs vllm/third_party/fm
 find vllm/third_party/deep_gemm -name '_C.cpython-3*.so' ! -name '*-312-*' -delete
 python3 "$here/hopper_only.py" vllm/_C_stable_libtorch.abi3.so vllm/_moe_C_stable_libtorch.abi3.so \
     vllm/_flashmla_C.abi3.so
+# TileLang: sources for AMD, its own, and a second copy of the solver. Its kernels are compiled from the rest.
+rm -rf tilelang/3rdparty/composable_kernel
+find tilelang/src tilelang/3rdparty/cutlass -mindepth 1 -maxdepth 1 ! -name tl_templates ! -name include \
+    -exec rm -r {} +
+ln -sf libz3.so.4.15 z3/lib/libz3.so
 # tritonserver: other Pythons' stubs.
 find pytriton/tritonserver/python_backend_stubs -mindepth 1 -maxdepth 1 ! -name 3.12 -exec rm -r {} +
 rm -f nvidia_pytriton.libs/libpython3-*

@@ -82,11 +82,12 @@ def test_a_request_has_what_both_backends_take():
             assert part in request
 
 
-def test_the_full_size_checkpoint_has_the_published_shape_and_a_text_for_every_id(tmp_path):
-    folder = checkpoint(tmp_path / "r1")
+@pytest.mark.parametrize(("name", "layers", "width"), [("deepseek-r1", 61, 7168), ("deepseek-v4-flash", 43, 4096)])
+def test_the_full_size_checkpoint_has_the_published_shape_and_a_text_for_every_id(tmp_path, name, layers, width):
+    folder = checkpoint(tmp_path / name, name)
     config = json.loads((folder / "config.json").read_text())
     shape = SimpleNamespace(**config)
-    assert (shape.num_hidden_layers, shape.n_routed_experts, shape.hidden_size) == (61, 256, 7168)
+    assert (shape.num_hidden_layers, shape.n_routed_experts, shape.hidden_size) == (layers, 256, width)
     assert shape.vocab_size == 129280
     known = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert known.get_vocab_size() == shape.vocab_size

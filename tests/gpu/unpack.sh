@@ -35,8 +35,8 @@ else
 fi
 ln -sf python3 "$target/venv/bin/python"
 {
-    echo "$target/site"
-    echo "import site; $others"
+    # Not as a plain line: then the .pth of CuTe DSL's package would not be read.
+    echo "import site; site.addsitedir('$target/site'); $others"
     # These are of versions that need numpy 2, with which the stub hands over wrong values.
     echo 'import sys; sys.modules.update(scipy=None, sklearn=None, pandas=None)'
 } > "$target/venv/lib/python3.12/site-packages/engines.pth"
