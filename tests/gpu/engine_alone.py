@@ -19,7 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-sys.path.extend(str(Path(__file__).resolve().parents[2] / each) for each in ("client", "tools", "tests"))
+sys.path.extend(
+    str(Path(__file__).resolve().parents[2] / each)
+    for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests")
+)
 
 from support.server_processes import kill_all, session_members
 
