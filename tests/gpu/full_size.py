@@ -163,6 +163,8 @@ class Run:
     planned: Mapping[str, float]
     loads: Sequence[Load]
     rounds: int
+    lengths: Sequence[int]
+    """Of prompts that are asked first."""
     end_s: float
     """No measurement begins later, by time.monotonic()."""
     runs: TextIO
@@ -186,7 +188,9 @@ class Run:
                 print(f"phase {phase} round {number} {line(found)}", flush=True)
 
     def warming(self) -> Iterator[Load]:
-        """A few whole prompts of each length, and every batch with short ones."""
+        """Single prompts, a few whole ones of each length, and every batch with short ones."""
+        for tokens in self.lengths:
+            yield Load(streams=1, requests=1, prompt_tokens=tokens, output_tokens=2)
         for tokens in dict.fromkeys(load.prompt_tokens for load in self.loads):
             yield Load(streams=4, requests=1, prompt_tokens=tokens, output_tokens=8)
         for streams in dict.fromkeys(load.streams for load in self.loads):
@@ -232,6 +236,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--batches", nargs="+", type=int, default=BATCHES, metavar="N", help="default: 1 16 32 64 128 256"
     )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as build's")
     parser.add_argument("--rounds", type=int, default=1, help="of each phase (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1300, help="of the whole run (default: %(default)s)")
     return parser.parse_args(argv)
@@ -243,6 +248,12 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
         for prompt, output in (map(int, shape.split("/")) for shape in arguments.shapes)
         for streams in arguments.batches
     ]
+
+
+def warm_lengths(model: Mapping[str, Any], given: Mapping[str, Any]) -> Sequence[int]:
+    """Prompts after which every kernel that depends on an iteration's tokens has been compiled."""
+    longest = min(given["max_num_batched_tokens"], given["max_model_len"] - 2)
+    return range(step, longest + 1, step) if (step := model.get("compiles_every")) else ()
 
 
 def prepare(arguments: argparse.Namespace, vllm: str) -> tuple[Path, dict[str, Any]]:
@@ -260,6 +271,7 @@ def prepare(arguments: argparse.Namespace, vllm: str) -> tuple[Path, dict[str, A
     }
     repository = arguments.output / "repository"
     words = [word for option, value in options.items() if value is not None for word in (option, str(value))]
+    words += [word for setting in arguments.set for word in ("--set", setting)]
     return repository, build(repository, name, model, words, vllm)
 
 
@@ -280,6 +292,7 @@ def main() -> int:
             planned=planned,
             loads=loads_of(arguments),
             rounds=arguments.rounds,
+            lengths=warm_lengths(MODELS[arguments.model], given),
             end_s=end_s,
             runs=runs,
         )

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from gpu.beside_vllm_backend import PROMPT_TOKENS, prompts
 from gpu.full_size import (
+    MODELS,
     checkpoint,
     engine_arguments,
     loads_of,
@@ -18,6 +19,7 @@ from gpu.full_size import (
     memory_planned,
     parse_arguments,
     prepare,
+    warm_lengths,
 )
 from gpu.gpu_report import ratios, tables
 from gpu.hopper_only import MAGIC, keep_hopper
@@ -116,6 +118,12 @@ def test_the_repository_is_the_plans_and_the_engine_alone_gets_its_arguments(tmp
     planned = memory_planned(plan)
     assert 70 < planned["weights"] < 100
     assert planned["weights"] + planned["kv_cache"] < planned["total"] < 141
+
+
+def test_v4_is_warmed_up_with_each_number_of_tokens_that_has_kernels_of_its_own():
+    given = {"max_num_batched_tokens": 512, "max_model_len": 400}
+    assert list(warm_lengths(MODELS["deepseek-v4-flash"], given)) == [64, 128, 192, 256, 320, 384]
+    assert not warm_lengths(MODELS["deepseek-r1"], given)
 
 
 def test_vllms_memory_is_read_from_its_log():
