@@ -312,7 +312,10 @@ def test_every_published_checkpoint_can_be_named():
         for published in () if variant.model else variant.checkpoints.values():
             gpu = "b200" if published.precision == "fp4" else "h200"
             engine = "vllm" if published.precision == "w4a16" else "tensorrt_llm"
-            got = document(published.model, "--gpu", gpu, "--engine", engine)
+            of_engine = ["--gpu", gpu, "--engine", engine]
+            if variant.architecture.attention == "csa":
+                of_engine = ["--gpu", "b300", "--gpus", "8", "--vllm", "0.31.0"]
+            got = document(published.model, *of_engine)
             found = (got["variant"], got["precision"], got["model"])
             assert found == (variant.name, published.precision, published.model)
     for name, variant, precision, model in SISTERS:

@@ -446,7 +446,9 @@ def _named(args: argparse.Namespace) -> _Named:
     if found is None and "/" not in given and not _is_distilled(given):
         return _Named(given)  # the planner names the nearest
     if found is None:
-        models = [variant.checkpoints["fp8"].model for variant in variants().values() if not variant.model]
+        models = [
+            next(iter(variant.checkpoints.values())).model for variant in variants().values() if not variant.model
+        ]
         known = f"known so far: {', '.join(models)}"
         if _is_distilled(given):
             raise OptionError(f"{given}: {_DISTILLED}; {known}")

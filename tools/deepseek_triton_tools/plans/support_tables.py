@@ -110,6 +110,8 @@ def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
     vllm_gpus = None
     with suppress(RefusedPlanError):
         vllm_gpus = _target(variant, checkpoint, gpu, "vllm").num_gpus
+    if "tensorrt_llm" not in variant.engines:
+        return Cell(gpu=gpu.name, vllm_gpus=vllm_gpus, reason="no Triton container has a TensorRT-LLM that serves it")
     try:
         target = _target(variant, checkpoint, gpu, "tensorrt_llm")
     except RefusedPlanError as refused:
@@ -162,7 +164,11 @@ def support_of(variant: Variant, precision: str) -> Support | None:
 
     return Support(
         cells=tuple(_cell(variant, checkpoint, gpu) for gpu in gpus().values()),
-        releases=tuple(v for v in (*CANDIDATES, *RELEASES) if is_served("tensorrt_llm", release=v)),
+        releases=tuple(
+            release
+            for release in (*CANDIDATES, *RELEASES)
+            if "tensorrt_llm" in variant.engines and is_served("tensorrt_llm", release=release)
+        ),
         vllm_versions=tuple(version for version in VLLM_VERSIONS if is_served("vllm", vllm=version)),
     )
 
@@ -196,7 +202,7 @@ def _gpu_tables(served: Served, chosen: list[Gpu]) -> Iterator[Table]:
                 *([] if is_vllm else [_since(variant, chosen[part])]),
             )
             for variant, weights, cells in served
-            if weights.precision != other
+            if weights.precision != other and ("vllm" if is_vllm else "tensorrt_llm") in variant.engines
         ]
         columns = [gpu.name for gpu in chosen[part]] + ([] if is_vllm else ["since"])
         yield Table(title=title, headings=("variant", "precision", *columns), rows=rows, is_grid=True)
@@ -255,7 +261,7 @@ def _document(served: Served, chosen: list[Gpu]) -> dict[str, object]:
                 "model": checkpoint.model or None,
                 "also_named": list(checkpoint.alternatives),
                 "weight_bytes": checkpoint.weight_bytes or None,
-                "min_release": _since(variant, chosen),
+                "min_release": _since(variant, chosen) if "tensorrt_llm" in variant.engines else None,
                 "gpus": [asdict(cell) for cell in cells],
             }
             for variant, checkpoint, cells in served
