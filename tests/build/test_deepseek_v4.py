@@ -97,6 +97,15 @@ def test_what_check_finds_in_the_files(tmp_path):
     assert found == FOLDERS
 
 
+def test_config_json_may_hold_anything_or_too_little():
+    config = v4_config(**CUT)
+    keys = ("compress_ratios", "quantization_config", "hidden_size", "num_hidden_layers", "n_routed_experts", "hc_mult")
+    wrong = [config | {key: value} for key in keys for value in (None, "4", [], {})]
+    wrong += [{key: value for key, value in config.items() if key != left_out} for left_out in keys]
+    wrong += [config | {key: 10**10} for key in ("num_hidden_layers", "n_routed_experts")]
+    assert {len(expected_tensors(each)) for each in wrong} == {0}
+
+
 def test_the_draft_tells_which_architecture_and_mtp_is_not_dspark(tmp_path):
     for name, codes in ((FLASH, []), (SPARK, ["W017"])):
         folder = write_v4(tmp_path / name, v4_config(name, **CUT))

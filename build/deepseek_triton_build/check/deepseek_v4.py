@@ -69,7 +69,7 @@ def expected_tensors(config: Mapping[str, Any]) -> Mapping[str, Form]:
         is_mxfp4 = v4_quantization(config) == "fp8, experts fp4"
         is_v41 = config["quantization_config"]["weight_block_size"] != [128, 128]
         tensors = {} if is_v41 else dict(_tensors(config))
-    except (LookupError, TypeError, ArithmeticError):
+    except (LookupError, TypeError, ArithmeticError, AttributeError):  # config.json may hold anything
         return {}
     return {n: form for n, form in tensors.items() if is_mxfp4 or not (".ffn.experts." in n or n.endswith(".scale"))}
 

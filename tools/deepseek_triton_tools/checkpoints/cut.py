@@ -220,14 +220,20 @@ def _cut_config(config: Mapping[str, Any], whole: int, options: CutOptions) -> d
         new["first_k_dense_replace"] = min(new["first_k_dense_replace"], options.num_layers)
     if options.num_experts is not None:
         new["n_routed_experts"] = options.num_experts
-    if ratios := config.get("compress_ratios"):
+    if isinstance(ratios := config.get("compress_ratios"), list):
         new["compress_ratios"] = [*ratios[: options.num_layers], *ratios[whole:]]
-    if read := config.get("dspark_target_layer_ids"):
-        new["dspark_target_layer_ids"] = [layer - whole + options.num_layers for layer in read]
+    if number := _num_read_by_dspark(config):
+        new["dspark_target_layer_ids"] = list(range(options.num_layers - number, options.num_layers))
     if not options.keep_mtp:
         new = {key: value for key, value in new.items() if not key.startswith("dspark_")}
         new["num_nextn_predict_layers"] = 0
     return new
+
+
+def _num_read_by_dspark(config: Mapping[str, Any]) -> int:
+    """Return how many layers, the last ones, DSpark reads."""
+    read = config.get("dspark_target_layer_ids")
+    return len(read) if isinstance(read, list) else 0
 
 
 def _wrong_layers(source: StoredTensors, config: Mapping[str, Any], options: CutOptions) -> Iterator[str]:
@@ -248,7 +254,7 @@ def _wrong_layers(source: StoredTensors, config: Mapping[str, Any], options: Cut
         yield f"expected the tensors of its {whole} layers, found none of layer {first}{more}; download it again"
     if options.keep_mtp and max(stored, default=-1) < whole:
         yield "--mtp: expected an MTP layer, found none; leave --mtp out"
-    least = len(config.get("dspark_target_layer_ids", ()))
+    least = _num_read_by_dspark(config)
     if options.keep_mtp and options.num_layers < least:
         yield f"--mtp: expected --layers of at least {least}, which DSpark reads, found {options.num_layers}"
 
