@@ -203,6 +203,7 @@ INPUTS: Mapping[str, Reader] = {"priority": int32, "timeout_ms": int32}
 
 WITHOUT_EFFECT = (
     "user",
+    "user_id",
     "safety_identifier",
     "metadata",
     "store",
