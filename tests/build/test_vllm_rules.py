@@ -13,6 +13,14 @@ B200 = {"gpu": "b200"}
 FP4 = {"gpu": "b200", "precision": "fp4"}
 W4A16 = {"precision": "w4a16"}
 V32 = {"variant": "deepseek-v3.2-exp"}
+FLASH, PRO, V41 = (
+    {"variant": f"deepseek-v4{name}", "precision": "mxfp4", "version": version}
+    for name, version in (("-flash", "0.27.1"), ("-pro-0813", "0.27.1"), (".1-flash", "0.33.0"))
+)
+DSPARK = {"speculative_config.method": "dspark", "speculative_config.num_speculative_tokens": 5}
+KV, MOE, FP8_KV = "kv_cache_dtype", "moe_backend", {"kv_cache_dtype": "fp8"}
+MEGA, FP4_INDEXER = {MOE: "deep_gemm_mega_moe"}, {"attention_config.use_fp4_indexer_cache": True}
+PP = "pipeline_parallel_size"
 TP, DP, ATTENTION, CHUNKS = "tensor_parallel_size", "data_parallel_size", "attention_backend", "enable_chunked_prefill"
 TOKENS, BATCH, LENGTH = "max_num_batched_tokens", "max_num_seqs", "max_model_len"
 MTP = {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 1}
@@ -24,6 +32,8 @@ def on(*settings, variant="deepseek-r1", precision="fp8", gpu="h200", version="0
     given = {"tensor_parallel_size": 8, "enable_expert_parallel": True, "scheduling_policy": "priority"}
     if variant == "tiny":
         given["tensor_parallel_size"] = 4
+    if variant.startswith("deepseek-v4"):
+        given |= FP8_KV
     for mapping in settings:
         given |= mapping
     return VllmDeployment(
@@ -69,6 +79,16 @@ CASES = {
     "X023": (on(triton={"default_sampling.temperature": 2.1}), on(triton={"default_sampling.temperature": 2})),
     "X024": (on({"trust_remote_code": True}), on({"trust_remote_code": False})),
     "X025": (on(gpu="rtx-pro-6000", version="0.33.0"), on(gpu="gb300")),
+    "X026": (on(**V41 | {"version": "0.27.1"}), on(**V41)),
+    "X027": (on(MTP, **PRO), on(DSPARK, **PRO)),
+    "X028": (on({"decode_context_parallel_size": 2}, **PRO), on({"decode_context_parallel_size": 2})),
+    "X029": (on(MEGA, **PRO), on(MEGA, **PRO, **B200)),
+    "X030": (on({KV: "auto"}, **PRO), on({KV: "auto"}, **PRO | {"version": "0.33.0"})),
+    "X031": (on({ATTENTION: "flashinfer_mla"}, **PRO), on({ATTENTION: "FLASHMLA_SPARSE_DSV4"}, **PRO)),
+    "X032": (on(FP4_INDEXER, **PRO), on(FP4_INDEXER, **PRO, **B200)),
+    "X033": (on({"disable_hybrid_kv_cache_manager": True}, **PRO), on({"disable_hybrid_kv_cache_manager": True})),
+    "X034": (on({"enable_dbo": True}, **V41), on({"enable_dbo": True}, **V41 | {"variant": "deepseek-v4-flash"})),
+    "X035": (on({TP: 2, PP: 4}, **V41), on({TP: 4, PP: 2}, **V41)),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
 
@@ -145,6 +165,45 @@ def test_only_mtp_takes_the_memory_of_the_mtp_layer():
     none, ngram, mtp = (on(sizes, more).budget() for more in ({}, NGRAM, MTP))
     assert none.weights == ngram.weights < mtp.weights
     assert none.kv_bytes_per_token == ngram.kv_bytes_per_token < mtp.kv_bytes_per_token
+
+
+def test_what_works_with_v4_depends_on_gpu_checkpoint_and_version():
+    engram, flashinfer = {"enable_elastic_ep": True}, {ATTENTION: "FLASHINFER_MLA_SPARSE_DSV4"}
+    bf16, nvfp4, four = {KV: "bfloat16"}, {KV: "nvfp4_ds_mla"}, {"speculative_config.num_speculative_tokens": 4}
+    rtx, newest = {"gpu": "rtx-pro-6000"}, {"version": "0.33.0"}
+    rows = [
+        (on({TP: 16}, **FLASH), ["X004"]),  # eight groups of output
+        (on({TP: 16}, **PRO), []),
+        (on({TP: 32}, **PRO), ["X004"]),
+        (on({TP: 16, "enable_expert_parallel": False}, **PRO), []),  # no FP8 blocks to cut
+        (on({"block_size": 64}, **PRO), ["X009"]),
+        (on({"block_size": 256}, **PRO), []),
+        (on({"block_size": 128}, **V41), []),
+        (on({ATTENTION: "FLASH_ATTN_MLA", "block_size": 256}, **PRO), ["X031"]),
+        (on({ATTENTION: "FLASHINFER_MLA_SPARSE"}, **PRO, **B200), ["X010"]),
+        (on({ATTENTION: "FLASHMLA_SPARSE_DSV4"}, **V32), ["X010"]),
+        (on({ATTENTION: "FLASHMLA_SPARSE_DSV4"}, **PRO, **rtx), ["X008", "X025"]),
+        (on(flashinfer, **PRO), ["X008"]),
+        (on(flashinfer, bf16, **PRO, **B200), []),
+        (on(bf16, **PRO, **B200), ["X030"]),
+        (on(nvfp4, **V41, **B200), []),
+        (on(nvfp4, **V41), ["X030"]),
+        (on(MEGA, **FLASH | FP4), ["X029"]),
+        (on(MEGA, {"enable_expert_parallel": False}, **PRO, **B200), ["X029"]),
+        (on(MEGA, {TP: 1, DP: 5}, **PRO, **B200), ["X029"]),
+        (on({"kernel_config.moe_backend": MEGA[MOE]}, **PRO), ["X029"]),
+        (on({"attention_config.indexer_kv_dtype": "mxfp4"}, **PRO | newest), ["X032"]),
+        (on(MTP, **FLASH), []),
+        (on(DSPARK, **FLASH), ["X027"]),
+        (on(MTP, **V41), ["X027"]),
+        (on(DSPARK, four, **PRO), ["X027"]),
+        (on(DSPARK, four, **PRO | newest), []),
+        (on(precision="fp4", variant="deepseek-v4-pro"), ["X002"]),
+        (on(engram, **V41), []),
+        (on(engram, {"engram_config": {"dp_shared_memory": True}}, **V41), ["X034"]),
+        (on({"ubatch_size": 2}, **V41), ["X034"]),
+    ]
+    assert [codes_of(deployment) for deployment, _ in rows] == [codes for _, codes in rows]
 
 
 JUNK = ["8", -1, 0, 3.5, float("nan"), True, None, [], ["a"], {}, {"a": 1}, 10**30]

@@ -78,7 +78,7 @@ class VllmEngine:
             *_parallelism(target),
             *_limits(target, sizes, budget),
             Setting("kv_cache_dtype", sizes.kv_cache_dtype, *_kv_reason(target, sizes)),
-            *_speculation(sizes),
+            *_speculation(target, sizes),
         )
         deployment = vllm_deployment(target, {setting.key: setting.value for setting in chosen})
         chosen = (
@@ -263,10 +263,11 @@ def _kv_reason(target: VllmTarget, sizes: VllmSizes) -> tuple[str, str]:
     return "16 bits, as in the checkpoint: FLASH_ATTN_MLA, vLLM's first choice on Hopper, reads no FP8 cache", _MLA
 
 
-def _speculation(sizes: VllmSizes) -> Iterator[Setting]:
+def _speculation(target: VllmTarget, sizes: VllmSizes) -> Iterator[Setting]:
     if sizes.num_draft_tokens:
         source = f"{_CONFIG}/speculative.py"
-        yield Setting("speculative_config.method", "mtp", "the checkpoint's own draft layer, by --mtp", source=source)
+        method = target.architecture.draft
+        yield Setting("speculative_config.method", method, "the checkpoint's own draft, by --mtp", source=source)
         yield Setting(
             "speculative_config.num_speculative_tokens",
             sizes.num_draft_tokens,

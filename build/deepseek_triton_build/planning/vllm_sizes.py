@@ -89,7 +89,7 @@ def resolve_vllm_target(request: PlanRequest) -> VllmTarget:
         raise RefusedPlanError(f"profile {model.profile.name} is for TensorRT-LLM; with vLLM there are {known}")
     wants_dp = request.parallel == "dp" or (request.parallel is None and model.profile.name == "throughput")
     target = VllmTarget(**vars(model), vllm=load_vllm(request.vllm), num_gpus=1, data_parallel=wants_dp)
-    refuse(vllm_violations(vllm_deployment(target, _parallelism(target)), target_only=True))
+    refuse(vllm_violations(_shares(target), target_only=True))
     if request.num_gpus is not None:
         return _with_gpus(target, request.num_gpus)
     # The fewest GPUs that share the model and hold a request; else the reason why the most don't.
@@ -123,10 +123,15 @@ def _with_gpus(target: VllmTarget, num_gpus: int) -> VllmTarget:
     # The first way that no rule refuses; where all are refused, the reasons of the wanted one are of use.
     for way in ways:
         with suppress(RefusedPlanError):
-            refuse(vllm_violations(vllm_deployment(way, _parallelism(way))))
+            refuse(vllm_violations(_shares(way)))
             return way
-    refuse(vllm_violations(vllm_deployment(chosen, _parallelism(chosen))))
+    refuse(vllm_violations(_shares(chosen)))
     raise AssertionError("a refused layout breaks a rule")
+
+
+def _shares(target: VllmTarget) -> VllmDeployment:
+    """Return how the ranks share the model, before the other arguments are chosen."""
+    return replace(vllm_deployment(target, _parallelism(target)), unknown=frozenset({"kv_cache_dtype"}))
 
 
 def _parallelism(target: VllmTarget) -> dict[str, Any]:

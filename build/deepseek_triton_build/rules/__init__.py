@@ -22,6 +22,7 @@ from deepseek_triton_build.rules import (
     size_limits,
     speculative,
     vllm,
+    vllm_v4,
 )
 from deepseek_triton_build.rules.disaggregation import ServerPair
 from deepseek_triton_build.rules.finding import Code, causes
@@ -32,7 +33,7 @@ from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError,
 _MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe)
 RULES = tuple(sorted((rule for module in _MODULES for rule in module.RULES), key=lambda rule: rule.code))
 """Every rule of TensorRT-LLM, sorted by code."""
-VLLM_RULES = tuple(vllm.RULES)
+VLLM_RULES = (*vllm.RULES, *vllm_v4.RULES)
 """Every rule of vLLM, sorted by code."""
 PAIR_RULES = (*disaggregation.RULES, *orchestrator.RULES)
 """Every rule about context and generation servers, and about what joins them, sorted by code."""

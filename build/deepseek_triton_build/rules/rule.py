@@ -338,6 +338,12 @@ class VllmDeployment(AnyDeployment):
         return str(self.get("attention_backend") or self.get("attention_config.backend") or "").upper()
 
     @property
+    def used_backend(self) -> str:
+        """The attention backend, where vLLM looks at it: with V4 it passes over all but the sparse ones."""
+        backend = self.attention_backend
+        return "" if self.attention == "csa" and "MLA_SPARSE" not in backend and "DSV4" not in backend else backend
+
+    @property
     def has_fp8_kv(self) -> bool:
         """Whether the KV cache is FP8, by the settings or, where they leave it open, by the checkpoint."""
         dtype = self.get("kv_cache_dtype")

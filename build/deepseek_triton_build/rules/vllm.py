@@ -26,7 +26,8 @@ def _nvfp4(d: VllmDeployment) -> Iterator[Violation]:
     is_fp4 = d.checkpoint is not None and d.checkpoint.precision == "fp4"
     if is_fp4 and d.gpu is not None and d.gpu.sm < 100:
         message = f"{d.gpu.title} has no FP4 arithmetic: NVFP4 weights need Blackwell"
-        yield Violation(None, message, "use the fp8 or w4a16 weights, or a Blackwell GPU such as b200")
+        others = "mxfp4" if d.attention == "csa" else "fp8 or w4a16"
+        yield Violation(None, message, f"use the {others} weights, or a Blackwell GPU such as b200")
 
 
 @RULES.error("X003", target_only=True)
@@ -42,6 +43,10 @@ def _attention_shares(d: VllmDeployment) -> Iterator[Violation]:
         return
     if a.num_heads % ranks:
         message = f"{a.num_heads} attention heads can't be divided among {ranks} ranks"
+    elif a.csa is not None:
+        if not a.csa.o_groups % ranks:
+            return
+        message = f"the {a.csa.o_groups} groups of attention's output can't be divided among {ranks} ranks"
     elif d.checkpoint is not None and d.checkpoint.precision == "fp8" and (cut := cut_attention_blocks(a, ranks)):
         message = f"{ranks} ranks would cut FP8 blocks of attention ({cut})"
     else:
@@ -55,6 +60,8 @@ def _dense_shares(d: VllmDeployment) -> Iterator[Violation]:
     if a is None or ranks == 1 or d.checkpoint is None or d.checkpoint.precision not in ("fp8", "w4a16"):
         return
     widths = {"dense layers": a.intermediate_size, "shared experts": a.num_shared_experts * a.moe_intermediate_size}
+    if a.csa is not None:  # its shared expert is filled up to whole blocks
+        widths.clear()
     if not d.get("enable_expert_parallel"):
         widths["routed experts"] = a.moe_intermediate_size
     for what, width in widths.items():
@@ -86,12 +93,17 @@ _BACKENDS: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], bool]] = {
     "FLASHMLA_SPARSE": (("hopper", "blackwell"), (), True),
     "FLASHINFER_MLA_SPARSE": (("blackwell",), (), True),
     "FLASHINFER_MLA_SPARSE_SM120": (("rtx_blackwell",), (), True),
+    "FLASHMLA_SPARSE_DSV4": (("hopper", "blackwell"), (), True),
+    "FLASHMLA_SPARSE_DSV41": (("hopper", "blackwell"), (), True),
+    "FLASHMLA_MEGA_ATTN_DSV41": (("blackwell",), (), True),
+    "FLASHINFER_MLA_SPARSE_DSV4": (("blackwell", "rtx_blackwell"), (), True),
+    "FLASHINFER_MLA_SPARSE_DSV41": (("blackwell", "rtx_blackwell"), (), True),
 }
 
 
 @RULES.error("X007")
 def _fp8_kv(d: VllmDeployment) -> Iterator[Violation]:
-    backend = d.attention_backend
+    backend = d.used_backend
     if d.has_fp8_kv and backend in _BACKENDS and not _BACKENDS[backend][2]:
         message = f"{backend} does not read an FP8 KV cache"
         yield Violation("attention_backend", message, "leave attention_backend out, or use FLASHMLA")
@@ -105,7 +117,7 @@ _SM100_EXPERTS = "flashinfer_trtllm"
 
 @RULES.error("X008")
 def _backend_gpu(d: VllmDeployment) -> Iterator[Violation]:
-    chosen = {"attention_backend": (d.attention_backend, _BACKENDS.get(d.attention_backend, ((),))[0])}
+    chosen = {"attention_backend": (d.used_backend, _BACKENDS.get(d.used_backend, ((),))[0])}
     if d.get("moe_backend") == _SM100_EXPERTS:
         chosen["moe_backend"] = (_SM100_EXPERTS, ("blackwell",))
     for key, (backend, able) in chosen.items():
@@ -116,8 +128,10 @@ def _backend_gpu(d: VllmDeployment) -> Iterator[Violation]:
 
 @RULES.error("X009")
 def _block_size(d: VllmDeployment) -> Iterator[Violation]:
-    backend, size = d.attention_backend, d.get("block_size")
+    backend, size = d.used_backend, d.get("block_size")
     sizes = _BACKENDS.get(backend, ((), (), False))[1]
+    if d.architecture is not None and (csa := d.architecture.csa) is not None:  # those of V4.1 depend on the GPU
+        backend, sizes = "V4's attention", () if csa.kv_source_layers else (256,)
     if not size or not sizes:
         return
     if size % 16 if sizes == (16,) else size not in sizes:
@@ -126,12 +140,20 @@ def _block_size(d: VllmDeployment) -> Iterator[Violation]:
         yield Violation("block_size", message, "leave block_size out")
 
 
+_NAMES = {"mla": "one that is not sparse", "dsa": "a sparse one, such as FLASHMLA_SPARSE", "csa": "one with DSV4"}
+
+
 @RULES.error("X010")
 def _sparse_backend(d: VllmDeployment) -> Iterator[Violation]:
-    backend = d.attention_backend
-    if backend and d.architecture is not None and (d.attention != "mla") != ("SPARSE" in backend):
-        which = "a sparse one, such as FLASHMLA_SPARSE" if d.attention != "mla" else "one that is not sparse"
-        yield Violation("attention_backend", f"{backend}: this model needs {which}", "leave attention_backend out")
+    backend, is_v4s = d.used_backend, "DSV4" in d.used_backend
+    fits = {
+        "mla": "SPARSE" not in backend and not is_v4s,
+        "dsa": "SPARSE" in backend and not is_v4s,
+        "csa": is_v4s or backend == "FLASHMLA_SPARSE",
+    }
+    if backend and not fits.get(d.attention, True):
+        message = f"{backend}: this model needs {_NAMES[d.attention]}"
+        yield Violation("attention_backend", message, "leave attention_backend out")
 
 
 @RULES.error("X011")
@@ -188,7 +210,7 @@ def _mtp_layer(d: VllmDeployment) -> Iterator[Violation]:
 
 @RULES.note("X017")
 def _draft_tokens(d: VllmDeployment) -> Iterator[Violation]:
-    layers = d.architecture.num_mtp_layers if d.architecture is not None else None
+    layers = d.architecture.num_mtp_layers if d.architecture is not None and d.architecture.draft == "mtp" else None
     if layers and d.num_mtp_tokens > layers:
         message = f"MTP drafts {d.num_mtp_tokens} tokens with {layers} layer"
         yield Violation("speculative_config.num_speculative_tokens", message, f"--mtp {layers}, if few are accepted")
