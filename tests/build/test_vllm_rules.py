@@ -15,7 +15,7 @@ W4A16 = {"precision": "w4a16"}
 V32 = {"variant": "deepseek-v3.2-exp"}
 FLASH, PRO, V41 = (
     {"variant": f"deepseek-v4{name}", "precision": "mxfp4", "version": version}
-    for name, version in (("-flash", "0.27.1"), ("-pro-0813", "0.27.1"), (".1-flash", "0.33.0"))
+    for name, version in (("-flash", "0.25.1"), ("-pro-0813", "0.25.1"), (".1-flash", "0.33.0"))
 )
 DSPARK = {"speculative_config.method": "dspark", "speculative_config.num_speculative_tokens": 5}
 KV, MOE, FP8_KV = "kv_cache_dtype", "moe_backend", {"kv_cache_dtype": "fp8"}
@@ -79,7 +79,7 @@ CASES = {
     "X023": (on(triton={"default_sampling.temperature": 2.1}), on(triton={"default_sampling.temperature": 2})),
     "X024": (on({"trust_remote_code": True}), on({"trust_remote_code": False})),
     "X025": (on(gpu="rtx-pro-6000", version="0.33.0"), on(gpu="gb300")),
-    "X026": (on(**V41 | {"version": "0.27.1"}), on(**V41)),
+    "X026": (on(**V41 | {"version": "0.25.1"}), on(**V41)),
     "X027": (on(MTP, **PRO), on(DSPARK, **PRO)),
     "X028": (on({"decode_context_parallel_size": 2}, **PRO), on({"decode_context_parallel_size": 2})),
     "X029": (on(MEGA, **PRO), on(MEGA, **PRO, **B200)),
