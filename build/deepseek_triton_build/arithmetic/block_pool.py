@@ -67,17 +67,13 @@ class BlockPool:
     weighs_groups: bool
     """Whether the capacity that vLLM logs counts a group's blocks by the bytes of its pages."""
     in_flight: int
-    """Tokens of a prompt that may be under way, for which vLLM sets blocks aside."""
+    """Tokens of a prompt that may be under way: blocks for so many have to be free before it is admitted."""
     decoded: int
     """Tokens of a request in a step of decoding, drafts included."""
 
     def held(self, length: int) -> int:
         """Return the blocks of a request that decodes and has `length` tokens."""
         return self._blocks(length, self.decoded)
-
-    def reserved(self, length: int) -> int:
-        """Return the blocks that have to be free before a prompt of `length` tokens is admitted."""
-        return self._blocks(length, self.in_flight)
 
     @property
     def longest_start(self) -> int:
@@ -92,12 +88,12 @@ class BlockPool:
         """Return how many requests of these lengths there are at once, and whether more than a tenth of them would be
         added if no blocks were set aside for a prompt: the last one is admitted while the others hold theirs."""
         held = self.held(isl + osl)
-        admitted = max(0, (self.num_blocks - self.reserved(isl)) // held + 1)
+        admitted = max(0, (self.num_blocks - self._blocks(isl, self.in_flight)) // held + 1)
         return min(self.num_blocks // held, admitted), admitted * 1.1 < self.num_blocks // held
 
     def logged_concurrency(self, max_model_len: int) -> float:
         """Return vLLM's "Maximum concurrency"; times `max_model_len` it is the tokens of its "GPU KV cache size"."""
-        blocks = self.reserved(max_model_len)
+        blocks = self._blocks(max_model_len, self.in_flight)
         if self.weighs_groups:
             size = sum(group.blocks(max_model_len, self.in_flight) * group.size for group in self.groups)
             blocks = -(-size // max(1, self.groups[0].size))
