@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from deepseek_triton_build.catalog import variant_of_model
 from deepseek_triton_build.check import is_v4
 from deepseek_triton_build.check.checkpoint_files import check_checkpoint, mtp_problems, read_facts
 from deepseek_triton_build.check.deepseek_v4 import expected_tensors
+from deepseek_triton_build.data.catalog import architectures
 from support.v4_checkpoint import BYTES, DSPARK, FP8, v4_config, write_v4
 
 # Tensors by type in the headers of the published shards: bojieli/OpenTallas data/inventory.
@@ -107,10 +109,11 @@ def test_config_json_may_hold_anything_or_too_little():
 
 
 def test_the_draft_tells_which_architecture_and_mtp_is_not_dspark(tmp_path):
-    for name, codes in ((FLASH, []), (SPARK, ["W017"])):
+    for name, other, codes in ((FLASH, SPARK, []), (SPARK, FLASH, ["W017"])):
         folder = write_v4(tmp_path / name, v4_config(name, **CUT))
         facts, _ = read_facts(folder, "w", for_vllm=True)
-        assert facts.architecture.name == name
+        assert (facts.architecture.name, facts.difference) == (name, "")
+        assert "dspark_markov_rank" in replace(facts, architecture=architectures()[other]).difference
         assert [one.code for one in mtp_problems(facts, 1)] == codes
 
 
@@ -127,4 +130,4 @@ def test_v41_has_its_figures_in_text_config(tmp_path):
 
     assert is_v4(outside | {"text_config": flat})
     assert (facts.architecture.name, facts.precision, findings) == ("deepseek-v4.1-flash", "mxfp4", [])
-    assert facts.other_figures == {}
+    assert facts.difference == ""

@@ -9,6 +9,7 @@ from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.catalog import last_image, profiles, variants
 from deepseek_triton_tools.terminal import tables
 from support.commands import run_command
+from support.v4_checkpoint import v4_config, write_v4
 
 R1 = ["deepseek-r1", "--gpu", "h200", "--gpus", "8"]
 
@@ -336,10 +337,15 @@ def test_a_folder_here_says_what_it_is(tmp_path):
         folder = checkpoint(tmp_path / precision, quant=quant)
         assert document("deepseek-r1", "--gpu", "b200", "--model", folder)["precision"] == precision
     other = checkpoint(tmp_path / "v32", class_name="DeepseekV32ForCausalLM")
+    dspark = write_v4(tmp_path / "v4", v4_config("deepseek-v4-flash-dspark", num_hidden_layers=4, n_routed_experts=8))
     wide = checkpoint(tmp_path / "bf16")
     (tmp_path / "bf16/config.json").write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"]}))
     for argv, expected in (
         ([*R1, "--model", other], "expected a DeepseekV3ForCausalLM for deepseek-r1"),
+        (
+            ["deepseek-v4-flash", "--gpu", "h200", "--engine", "vllm", "--model", str(dspark)],
+            "dspark_markov_rank 256, not 0",
+        ),
         ([other, "--gpu", "h200"], f"--model {other}, where VARIANT is what it is: deepseek-v3.2-exp or deepseek-v3.2"),
         ([*R1, "--model", wide], "deepseek-triton checkpoint quantize"),
     ):

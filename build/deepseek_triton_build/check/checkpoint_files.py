@@ -112,15 +112,17 @@ class CheckpointFacts:
         return self.is_whole and self.architecture is not None and self.quantization not in _TOOLS
 
     @property
-    def other_figures(self) -> Mapping[str, tuple[Any, Any]]:
-        """Key of config.json -> its value and the architecture's, where the two differ."""
-        return {} if self.architecture is None else _differing(self.config, self.architecture)
+    def difference(self) -> str:
+        """Which figures the architecture has otherwise, the first four; "" for none, or where it is cut from it."""
+        differing = {} if self.architecture is None or self.cut else _differing(self.config, self.architecture)
+        said = [f"{key} {short_repr(found)}, not {known}" for key, (found, known) in differing.items()]
+        return "; ".join(said[:4])
 
     @cached_property
     def cut(self) -> Architecture | None:
         """The shape of a checkpoint that was cut from the architecture: config.json and the index agree that it has
         the first layers alone, or the first experts. None for any other."""
-        cut = cut_architecture(self.config, self.architecture) if self.architecture and self.other_figures else None
+        cut = cut_architecture(self.config, self.architecture) if self.architecture else None
         if cut is None or _differing(self.config, cut):
             return None
         index, _ = read_json(self.folder / INDEX, INDEX)
@@ -280,6 +282,8 @@ def _differing(config: Mapping[str, Any], architecture: Architecture) -> Mapping
         wanted |= {key: getattr(architecture.csa, name) for key, name in _CSA_FIGURES.items()}
         ratios, known = config.get("compress_ratios"), list(architecture.csa.compress_ratios)
         is_alike = isinstance(ratios, list) and ratios[: len(known)] == known  # the draft's come after
+        if config.get("num_nextn_predict_layers"):  # 0 with MTP, which has no such key
+            config = {"dspark_markov_rank": 0, **config}
         wanted["compress_ratios"] = ratios if is_alike else f"those of {architecture.name}"
     return {key: (config[key], value) for key, value in wanted.items() if key in config and config[key] != value}
 

@@ -247,7 +247,7 @@ def identify(
         is_planned = options.variant is not None or stamp.text("variant") is not None
         findings += _contradictions(facts, variant, checkpoint, is_planned=is_planned)
         # Of another model only the class may be one of ours, as that of Kimi-K2 is.
-        is_other = variant is None and facts.other_figures and facts.cut is None
+        is_other = variant is None and facts.difference
         architecture = (None if is_other else facts.architecture) or architecture
         if variant is not None and variant.architecture != architecture:
             variant = None
@@ -324,10 +324,9 @@ def _contradictions(
         )
         fix = "nothing, if hardware is tested; to serve answers, point model at the whole checkpoint"
         yield codes.CUT_CHECKPOINT.finding(message, fix, file=f"{facts.label}/config.json")
-    elif facts.other_figures:
-        differing = [f"{key} {short_repr(found)}, not {known}" for key, (found, known) in facts.other_figures.items()]
+    elif facts.difference:
         name = variant.name if variant else facts.architecture.name if facts.architecture else ""
-        message = f"expected the figures of {name}, found {'; '.join(differing[:4])}"
+        message = f"expected the figures of {name}, found {facts.difference}"
         fix = "download config.json again; for another model the rules are not checked"
         code = codes.WRONG_SHAPE if variant else codes.UNKNOWN_ARCHITECTURE
         yield code.finding(message, fix, file=f"{facts.label}/config.json")

@@ -121,7 +121,7 @@ def _missing_layers(facts: CheckpointFacts, layers: set[int], num_layers: int) -
 
 def _variants(files: CheckpointFiles, facts: CheckpointFacts, precision: str | None) -> list[Variant]:
     """Return the variants that it may be. Only a name tells R1 from V3: their shapes are the same."""
-    if facts.architecture is None or (facts.other_figures and facts.cut is None):
+    if facts.architecture is None or facts.difference:
         return []
     hub_name = files.folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
     named = (
