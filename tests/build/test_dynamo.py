@@ -286,12 +286,14 @@ def test_a_key_of_only_one_of_the_releases_around_a_candidate_is_unproven():
 
 PAIR = PAIRS["pair"]
 TINY = DisaggregatedRequest(both=PlanRequest(variant="tiny", engine="simulated", profile=DISAGGREGATED))
+V4 = PlanRequest(variant="deepseek-v4-flash", gpu="b200", engine="tensorrt_llm", release="1.3.0rc29")
 NO_REUSE = (("kv_cache_config.enable_block_reuse", False),)
 REFUSED = [
     (replace(R1, model="./DeepSeek-R1"), r"--model \./DeepSeek-R1: expected an absolute path"),
     (replace(R1, model="DeepSeek-R1"), r"--model DeepSeek-R1: .*or a Hugging Face name \(owner/name\); give one"),
     (replace(R1, kv_routing=True, dynamo="0.7.0"), r"Dynamo 0\.7\.0 publishes no KV events \(ai-dynamo/dynamo#5015\)"),
     (replace(R1, kv_routing=True, overrides=NO_REUSE), r"add --set kv_cache_config\.enable_block_reuse=true"),
+    (replace(V4, kv_routing=True), "V4's KV cache reports no events"),
     (replace(R1, overrides=(("moe_config.backend", "DEEPGEMM"),)), "DEEPGEMM"),
     (replace(R1, container="26.07"), r"--image 26\.07: a Triton container"),
     (replace(R1, decoupled=False), "--no-decoupled: only Triton has a use for it"),

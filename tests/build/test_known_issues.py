@@ -43,6 +43,7 @@ def on_vllm(*settings, release="0.24.0", **facts):
 V32, V4, FP4 = {"variant": "deepseek-v3.2"}, {"variant": "deepseek-v4-flash"}, {"precision": "fp4"}
 RANKS = {TP: 1, "data_parallel_size": 4}
 CHUNKED = {REUSE: True, "enable_chunked_prefill": True}
+V4_ON_1_3 = {"variant": "deepseek-v4-flash", "release": "1.3.0rc29"}
 OLD, OLDER = {"release": "1.0.0"}, {"release": "0.21.0"}
 CASES = {  # what shows it, its severity, and a neighbour that doesn't
     "trtllm-kv-corruption": (on(CHUNKED, release="1.2.0"), "warning", on(CHUNKED)),
@@ -54,6 +55,7 @@ CASES = {  # what shows it, its severity, and a neighbour that doesn't
     "trtllm-mtp-pipeline-attention-dp": (on(MTP, {PP: 2, DP: True}), "note", on(MTP, {PP: 2})),
     "trtllm-mtp-sm120": (on(MTP, COMPILED, gpu="rtx-pro-6000"), "note", on(MTP, gpu="rtx-pro-6000")),
     "trtllm-nvfp4-sm120-memory": (on(gpu="rtx-pro-6000", **FP4), "note", on(gpu="rtx-pro-6000")),
+    "trtllm-v4-nvfp4-sm120": (on(gpu="rtx-pro-6000", **V4_ON_1_3, **FP4), "note", on(gpu="b200", **V4_ON_1_3, **FP4)),
     "trtllm-torch-compile": (on(COMPILED), "note", on(COMPILED, {TP: 1})),
     "trtllm-disaggregated-pipeline-reuse": (on(PAIR, {PP: 2, REUSE: True}, **OLD), "warning", on({PP: 2}, **OLD)),
     "trtllm-one-gpu-nodes": (on({"gpus_per_node": 1}, **OLD), "warning", on({"gpus_per_node": 8}, **OLD)),

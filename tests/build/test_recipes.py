@@ -9,11 +9,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, Workload, make_plan
+from deepseek_triton_build import (
+    PlanRequest,
+    RefusedPlanError,
+    Setting,
+    Workload,
+    format_files,
+    make_plan,
+    write_repository,
+)
 from deepseek_triton_build.catalog import RELEASES, load_release, profiles
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data.spelling import canonical, spell
 from deepseek_triton_build.render.model_configuration import yaml_lines
+from support.check_faults import recipes
+from support.checked import serious
 from support.flags import flat, from_flags
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -95,6 +105,24 @@ def plans_of(case):
         else:
             with pytest.raises(RefusedPlanError, match=case["refused"][release]):
                 make_plan(request_of(case, release))
+
+
+V4_DIFFERS = {"latency": {"print_iter_log", "enable_lm_head_tp_in_adp"}, "throughput": {"print_iter_log"}}
+
+
+@pytest.mark.parametrize("profile", V4_DIFFERS)
+def test_v4_pro_is_planned_as_in_nvidias_curated_files(profile, tmp_path):
+    row = recipes()[f"v4-pro-{profile}"]
+    release = row["release"]
+    place = {"gpu": row["gpu"], "engine": "tensorrt_llm", "release": release}
+    plan = make_plan(PlanRequest(variant=row["variant"], profile=profile, **place))
+    said = canonical(flat(row["arguments"]), release)
+
+    assert {key for key, value in said.items() if plan.canonical.get(key) != value} == V4_DIFFERS[profile]
+    assert plan.canonical["custom_tokenizer"] == "deepseek_v4"
+    assert (plan.layout.num_gpus, plan.recipe.id) == (row["gpus"], row["name"])
+    write_repository(format_files("trtllm-serve", plan, version="1.0"), tmp_path / "serve")
+    assert serious(check_repository(tmp_path / "serve", CheckOptions())) == []
 
 
 RENAMED = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}
@@ -183,7 +211,7 @@ def test_every_row_has_a_reason_and_every_case_and_recipe_is_listed():
 
     recipes = [recipe for profile in profiles().values() for recipe in profile.recipes]
     printed = {recipe.id for recipe in recipes if not recipe.source.startswith("derived from")}
-    assert printed - {case["recipe"] for case in CASES.values()} == set()
+    assert printed - {case["recipe"] for case in CASES.values()} == {f"v4-pro-{profile}" for profile in V4_DIFFERS}
     listed = (GOLDEN / "README.md").read_text("utf-8")
     assert [name for name in CASES if f"`{name}`" not in listed] == []
 

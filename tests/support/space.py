@@ -20,15 +20,19 @@ from deepseek_triton_build import (
     write_repository,
 )
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
-from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, profiles, variants
+from deepseek_triton_build.catalog import CANDIDATES, PRECISIONS, RELEASES, gpus, profiles, variants
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.render.stamp import plan_hash
 
 
 def all_requests():
-    """Yield every variant x GPU x count x precision x profile x release, for TensorRT-LLM."""
+    """Yield every variant x GPU x count x precision x profile x release, for TensorRT-LLM in Triton's containers."""
     precisions = [name for name in PRECISIONS if name not in ("mxfp4", "w4a16")]  # vLLM's: rule H007 refuses w4a16
-    served = [name for name, variant in variants().items() if "tensorrt_llm" in variant.engines]
+    served = [
+        name
+        for name, variant in variants().items()
+        if "tensorrt_llm" in variant.engines and variant.min_release not in CANDIDATES
+    ]
     axes = (served, gpus(), (None, *GPU_COUNTS), precisions, profiles(), RELEASES)
     for variant, gpu, count, precision, profile, release in itertools.product(*axes):
         yield PlanRequest(

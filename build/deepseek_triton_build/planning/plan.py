@@ -33,7 +33,14 @@ from deepseek_triton_build.data.catalog import (
 )
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
-from deepseek_triton_build.data.releases import DEFAULT_RELEASE, Release, find_dynamo, image_name, release_image_name
+from deepseek_triton_build.data.releases import (
+    CANDIDATES,
+    DEFAULT_RELEASE,
+    Release,
+    find_dynamo,
+    image_name,
+    release_image_name,
+)
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VLLM_VERSIONS, VllmVersion, vllm_image_name
 from deepseek_triton_build.planning.backend_settings import backend_settings, embedded_settings, holds_or_lies_in
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
@@ -327,7 +334,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=nearest_above),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],
-        "release": [DEFAULT_RELEASE],
+        "release": [variant.min_release if variant.min_release in CANDIDATES else DEFAULT_RELEASE],
         "vllm": [DEFAULT_VLLM, VLLM_VERSIONS[-1]],
         "profile": [variant.profile or DEFAULT_PROFILE],
         "allow_unpublished": [True] if request.engine != "vllm" else [],

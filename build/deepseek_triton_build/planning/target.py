@@ -167,6 +167,12 @@ def resolve_target(request: PlanRequest) -> Target:
             f"TensorRT-LLM {request.release} can be checked only, no repository is written for it",
             fix=f"use {RELEASES[-1]} or newer",
         )
+    if Target.engine not in model.variant.engines:
+        known = ", ".join(model.variant.engines)
+        raise RefusedPlanError(f"{model.variant.name} is not planned for TensorRT-LLM; it runs on: {known}")
+    if model.architecture.csa and model.precision != "mxfp4":
+        cause = f"no settings of TensorRT-LLM are published for {model.variant.name} in {model.precision}"
+        raise RefusedPlanError(cause, fix="use mxfp4, or --engine vllm")
     deployment = Deployment(
         settings={},
         release=release,

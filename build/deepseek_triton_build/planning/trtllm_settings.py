@@ -246,6 +246,8 @@ def _kv_cache(target: Target, sizes: Sizes, budget: Budget, recipe: Mapping[str,
         f"of the memory free after loading: {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens a GPU",
         source=DEPLOYMENT,
     )
+    if target.architecture.csa:  # its recipes say the rest
+        return
     size, reuse = "kv_cache_config.tokens_per_block", "kv_cache_config.enable_block_reuse"
     if target.architecture.attention == "dsa":
         reason = "the sparse attention's kernel reads KV blocks of 64 tokens"
@@ -268,6 +270,9 @@ def _kv_cache(target: Target, sizes: Sizes, budget: Budget, recipe: Mapping[str,
 
 def _kv_reason(target: Target, sizes: Sizes, budget: Budget) -> str:
     a_token = f"{budget.kv_bytes_per_token:,} bytes a token"
+    if target.architecture.csa:
+        hopper = "; V4 has no other on Hopper, of which rc29's own matrix does not know yet"
+        return f"about {a_token} beside windows and states{hopper if sizes.kv_setting == 'fp8_ds_mla' else ''}"
     if sizes.kv_setting == "fp8":
         kernel = {"hopper": "FlashMLA", "rtx_blackwell": "XQA"}.get(target.gpu.architecture, "trtllm-gen")
         return f"{a_token}, half of 16 bit, for under 1% of GPQA accuracy; {kernel} has an FP8 kernel"

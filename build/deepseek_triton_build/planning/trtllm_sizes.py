@@ -53,6 +53,9 @@ _LEAST_GAIN = 1.25
 _ROUNDS = 4
 
 
+_KvSetting = Literal["auto", "fp8", "fp8_ds_mla"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """The numbers of a plan."""
@@ -69,7 +72,7 @@ class Sizes:
     graph_max_batch_size: int
     """Largest batch size of the CUDA graphs; 0 for none."""
     chunked_prefill: bool
-    kv_setting: Literal["auto", "fp8"]
+    kv_setting: _KvSetting
     """kv_cache_config.dtype; "auto" is the checkpoint's own dtype."""
     kv_dtype: KvDtype
     """The dtype that the KV cache really has."""
@@ -206,7 +209,7 @@ def _wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
     num_tokens = _num_tokens(target, workload, batch, draft, chunked=chunked)
     backend, _ = choose_moe_backend(target, layout)
     has_balancer = backend == WIDE_EP and _has_key(target, BALANCER)
-    usual_kv: Literal["auto", "fp8"] = recipe.value("kv_cache_config.dtype", "fp8") if fp8_kv_works(target) else "auto"
+    usual_kv: _KvSetting = recipe.value("kv_cache_config.dtype", "fp8") if fp8_kv_works(target) else "auto"
     kv_setting = target.request.kv_dtype or usual_kv
     graphs = int(recipe.value("cuda_graph_config.max_batch_size", batch))
     if computed:
@@ -231,7 +234,7 @@ def _wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
         graph_max_batch_size=graphs,
         chunked_prefill=chunked,
         kv_setting=kv_setting,
-        kv_dtype="fp8" if "FP8" in (kv_setting.upper(), target.checkpoint.kv_cache_quant_algo) else "bf16",
+        kv_dtype="fp8" if kv_setting != "auto" or target.checkpoint.kv_cache_quant_algo == "FP8" else "bf16",
         kv_fraction=KV_FRACTION if was_cut or was_raised else fraction,
         num_draft_tokens=draft,
         moe_backend=backend,

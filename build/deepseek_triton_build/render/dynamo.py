@@ -146,7 +146,10 @@ def _refusals(worker: _Worker) -> Iterator[str]:
     version = find_dynamo(request.dynamo).version
     if version in _BROKEN_EVENTS:
         yield f"--kv-routing: Dynamo {version} publishes no KV events (ai-dynamo/dynamo#5015); use another --dynamo"
-    if not worker.plan.canonical.get("kv_cache_config.enable_block_reuse", True):
+    architecture = worker.plan.variant.architecture
+    if architecture is not None and architecture.csa:
+        yield "--kv-routing: V4's KV cache reports no events (ai-dynamo/dynamo recipes/deepseek-v4); leave it out"
+    elif not worker.plan.canonical.get("kv_cache_config.enable_block_reuse", True):
         side, option = ("plan", "--set") if worker.mode is None else ("context server", "--context-set")
         fix = f"add {option} kv_cache_config.enable_block_reuse=true"
         yield f"--kv-routing: the {side} has block reuse off, and without it there are no KV events; {fix}"

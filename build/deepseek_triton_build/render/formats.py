@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload, profiles
-from deepseek_triton_build.data.releases import DEFAULT_RELEASE, find_dynamo, without_image
+from deepseek_triton_build.data.releases import CANDIDATES, DEFAULT_RELEASE, find_dynamo, without_image
 from deepseek_triton_build.planning.disaggregated import (
     DISAGGREGATED,
     REQUEST_TIMEOUT_S,
@@ -121,7 +121,8 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     if name == DEFAULT_FORMAT and plan.release is not None and not plan.release.containers:
         named = " or ".join(f"--format {entry}" for entry in usable)
         cause = f"TensorRT-LLM {plan.release.version}: {without_image()}"
-        raise RefusedPlanError(cause, fix=f"use {named}, or --trtllm {DEFAULT_RELEASE}")
+        other = "--engine vllm" if plan.variant.min_release in CANDIDATES else f"--trtllm {DEFAULT_RELEASE}"
+        raise RefusedPlanError(cause, fix=f"use {named}, or {other}")
     if name not in usable:
         of_profile = plan.profile if plan.vllm is None else None
         what = f"profile {of_profile.name}" if of_profile is not None else f"the {plan.engine} engine"

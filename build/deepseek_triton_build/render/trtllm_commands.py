@@ -93,8 +93,9 @@ def serve_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
         "model": shell.quoted(args.model),
         # Beside the servers of a pair, the orchestrator has the first port.
         "port": {"ctx": 8001, "gen": 8002}.get(profile, 8000),
-        # R1's reasoning comes apart from its answer, where the release is known to have the parser.
+        # R1's reasoning comes apart from its answer, where the release is known to have the parser. For V4 none is.
         "reasoning_parser": plan.variant.thinks
+        and not (plan.variant.architecture is not None and plan.variant.architecture.csa)
         and shell.release_of(plan).find_key("reasoning_parser") is not None
         and not is_parsed,
     }

@@ -75,14 +75,15 @@ def _custom_tokenizer(d: Deployment) -> Iterator[Violation]:
     custom = d.get("custom_tokenizer")
     if not custom:
         return
-    if custom == _V4_TOKENIZER and d.release is not None and not d.is_before("1.3"):
-        return
-    if custom == _V32_TOKENIZER:
-        if d.attention in ("mla", "csa"):
-            message = f"custom_tokenizer {custom} is for V3.2 only"
+    aliases = {_V32_TOKENIZER: "dsa"} if d.is_before("1.3") else {_V32_TOKENIZER: "dsa", _V4_TOKENIZER: "csa"}
+    if custom in aliases:
+        if d.attention not in ("", aliases[custom]):
+            message = f"custom_tokenizer {custom} writes prompts of another model"
             yield Violation("custom_tokenizer", message, "remove custom_tokenizer")
     elif "." not in custom or not all(part.isidentifier() for part in custom.split(".")):
-        message = f"custom_tokenizer {custom} is neither {_V32_TOKENIZER} nor the path of a class, such as module.Class"
+        message = (
+            f"custom_tokenizer {custom} is neither {' or '.join(aliases)} nor the path of a class, such as module.Class"
+        )
         yield Violation("custom_tokenizer", message, "remove custom_tokenizer, or name the class with its module")
 
 

@@ -9,6 +9,7 @@ from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
+_MOST_EXPERTS_ON_HOPPER = 256
 
 
 @RULES.error("H001", target_only=True)
@@ -76,6 +77,14 @@ def _w4a16(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a16":
         message = "TensorRT-LLM does not serve W4A16 weights (AWQ, GPTQ, compressed-tensors) of DeepSeek; vLLM does"
         yield Violation(None, message, "use --engine vllm, or the fp8 weights")
+
+
+@RULES.error("H009", target_only=True)
+def _v4_pro(d: Deployment) -> Iterator[Violation]:
+    experts = d.architecture.num_routed_experts if d.architecture is not None else 0
+    if d.attention == "csa" and d.gpu_architecture == "hopper" and experts > _MOST_EXPERTS_ON_HOPPER:
+        message = f"TensorRT-LLM has no kernel on Hopper for the {experts} experts of V4-Pro"
+        yield Violation(None, message, "use Blackwell, V4-Flash, or --engine vllm")
 
 
 @RULES.note("H008")

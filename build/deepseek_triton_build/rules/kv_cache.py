@@ -7,9 +7,16 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB
 from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_MAX_NUM_TOKENS
-from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, RuleTable, Violation
+from deepseek_triton_build.rules.rule import (
+    COMPRESSED_TOKENS_PER_BLOCK,
+    FLASH_MLA_TOKENS_PER_BLOCK,
+    Deployment,
+    RuleTable,
+    Violation,
+)
 
 RULES = RuleTable()
+_DS_MLA = "fp8_ds_mla"
 _DTYPE = "kv_cache_config.dtype"
 _FRACTION = "kv_cache_config.free_gpu_memory_fraction"
 # Compute capabilities on which MLA reuses blocks (py_executor_creator.py).
@@ -58,7 +65,7 @@ def sixteen_bits(d: Deployment) -> str:
 @RULES.warning("K003")
 def _dtype(d: Deployment) -> Iterator[Violation]:
     dtype = d.get(_DTYPE)
-    if dtype not in (None, "auto", "fp8"):
+    if dtype not in (None, "auto", "fp8") and not (dtype == _DS_MLA and d.attention == "csa"):
         message = f"{_DTYPE} {dtype} has no effect: only auto and fp8 have one"
         yield Violation(_DTYPE, message, "use auto (the checkpoint's own) or fp8")
 
@@ -104,7 +111,8 @@ def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
 def _block_size(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.tokens_per_block"
     given = d.settings.get(key)
-    if given is not None and d.gpu_architecture == "hopper" and given != FLASH_MLA_TOKENS_PER_BLOCK:
+    is_flash_mla = d.gpu_architecture == "hopper" and d.attention != "csa"
+    if given is not None and is_flash_mla and given != FLASH_MLA_TOKENS_PER_BLOCK:
         message = f"{key} {given} becomes {FLASH_MLA_TOKENS_PER_BLOCK}: FlashMLA sets it on Hopper"
         yield Violation(key, message, "leave it out")
 
@@ -149,3 +157,22 @@ def _top_level_dtype(d: Deployment) -> Iterator[Violation]:
     if dtype not in (None, "auto", "bfloat16", "float16", "float32"):
         fix = f"if the KV cache is meant, write it under kv_cache_config: dtype: {dtype}; else remove it"
         yield Violation("dtype", f"dtype {dtype} is not a type of the model's activations", fix)
+
+
+@RULES.error("K012")
+def _compressed(d: Deployment) -> Iterator[Violation]:
+    """What V4's cache manager asserts."""
+    if d.attention != "csa":
+        return
+    size, events, width = "kv_cache_config.tokens_per_block", "kv_cache_config.event_buffer_max_size", "max_beam_width"
+    if d.settings.get(size) not in (None, *COMPRESSED_TOKENS_PER_BLOCK):
+        message = f"V4's KV cache has blocks of 128 or 256 tokens, not of {d.settings[size]}"
+        yield Violation(size, message, f"set {size}: {COMPRESSED_TOKENS_PER_BLOCK[0]}")
+    if d.settings.get(events):
+        message = f"V4's KV cache reports no events, so {events} {d.settings[events]} stops the load"
+        yield Violation(events, message, "remove it, and --publish-events-and-metrics of Dynamo")
+    if (d.settings.get(width) or 1) > 1:
+        yield Violation(width, f"V4's KV cache has no beam search, and {width} is {d.settings[width]}", "remove it")
+    if d.gpu_architecture == "hopper" and d.get(_DTYPE) != _DS_MLA:
+        message = f"on Hopper V4 has no KV cache but {_DS_MLA}"
+        yield Violation(_DTYPE, message, f"set {_DTYPE}: {_DS_MLA}")

@@ -176,7 +176,7 @@ def shared_expert_bytes(d: Deployment) -> int:
 @RULES.note("M009")
 def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
     key = "moe_config.use_low_precision_moe_combine"
-    if d.get(key) and d.precision not in (None, "fp4"):
+    if d.get(key) and d.precision not in (None, "fp4", "mxfp4"):
         message = f"use_low_precision_moe_combine is described for NVFP4, not for {d.precision}"
         yield Violation(key, message, "leave it out, or compare answers and speed without it")
 

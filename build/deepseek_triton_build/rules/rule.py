@@ -28,6 +28,8 @@ MTP_KV_LAYERS = "mtp_kv_layer_per_draft"
 """The feature that MTP has a layer of the KV cache for each draft token; where it is not known, it counts as so."""
 FLASH_MLA_TOKENS_PER_BLOCK = 64
 """FlashMLA, Hopper's kernel for MLA, sets this block size over any configured one (py_executor_creator.py)."""
+COMPRESSED_TOKENS_PER_BLOCK = (128, 256)
+"""The block sizes that V4's cache manager takes, its default first."""
 # The engine's free_gpu_memory_fraction when the key is missing or null (llm_args.py).
 _DEFAULT_FRACTION = 0.9
 _LITERAL = re.compile(r"Literal\[[^]]*\](, in any case)?")
@@ -212,11 +214,13 @@ class Deployment(AnyDeployment):
     def has_fp8_kv(self) -> bool:
         """Whether the KV cache is FP8, by the settings or, where they leave it open, by the checkpoint."""
         dtype = self.get("kv_cache_config.dtype")
-        return self.defaults_to_fp8_kv if dtype == "auto" else bool(dtype == "fp8")
+        return self.defaults_to_fp8_kv if dtype == "auto" else dtype in ("fp8", "fp8_ds_mla")
 
     @property
     def tokens_per_block(self) -> int:
         """The block size that the engine really uses."""
+        if self.attention == "csa":
+            return int(self.settings.get("kv_cache_config.tokens_per_block") or COMPRESSED_TOKENS_PER_BLOCK[0])
         # FlashMLA replaces a configured size.
         if self.gpu_architecture == "hopper":
             return FLASH_MLA_TOKENS_PER_BLOCK

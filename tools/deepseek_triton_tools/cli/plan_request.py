@@ -93,6 +93,8 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     if args.variant is None:
         raise OptionError("VARIANT is missing: name the model that is to be served")
     named = _named(args)
+    if args.engine is None and args.trtllm is not None and _engine(named.variant, None) == "vllm":
+        args.engine = "tensorrt_llm"  # which the release is of; the planner refuses a model that it can't serve
     _refuse_meaningless(args, named.variant)
     model = _model(args.model, named, args.precision)
     precision = _precision(args.precision, named, model, for_vllm=args.engine == "vllm")

@@ -12,6 +12,7 @@ from deepseek_triton_build import FORMATS, PlanRequest, RefusedPlanError, resolv
 from deepseek_triton_build.arithmetic import minimum_gpus
 from deepseek_triton_build.catalog import (
     CANDIDATES,
+    DEFAULT_RELEASE,
     PRECISIONS,
     RELEASES,
     VLLM_VERSIONS,
@@ -113,11 +114,13 @@ def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
     if "tensorrt_llm" not in variant.engines:
         return Cell(gpu=gpu.name, vllm_gpus=vllm_gpus, reason="no Triton container has a TensorRT-LLM that serves it")
     try:
-        target = _target(variant, checkpoint, gpu, "tensorrt_llm")
+        release = variant.min_release if variant.min_release in CANDIDATES else DEFAULT_RELEASE
+        target = _target(variant, checkpoint, gpu, "tensorrt_llm", release=release)
     except RefusedPlanError as refused:
         return Cell(gpu=gpu.name, vllm_gpus=vllm_gpus, reason=str(refused))
     fewest = minimum_gpus(gpu, target.architecture, target.checkpoint)
     published = fewest if variant.model else gpu.published_min_gpus.get(checkpoint.precision)
+    published = published and max(published, fewest or 0)
     kept = {entry.profile for entry in variants().values()}
     usable = [
         name
