@@ -30,7 +30,7 @@ def on(*settings, release="1.2.1", variant="deepseek-r1", precision="fp8", gpu="
         settings=given,
         variant=model,
         architecture=model.architecture,
-        checkpoint=replace(model.checkpoints["fp8"], precision=precision),
+        checkpoint=replace(next(iter(model.checkpoints.values())), precision=precision),
         gpu=find_gpu(gpu),
         **facts,
     )
@@ -40,6 +40,7 @@ def on_vllm(*settings, release="0.24.0", **facts):
     return on(*settings, release=release, engine=VllmDeployment, **facts)
 
 
+ADAPTIVE, RTX = {"speculative_config.enable_adaptive_verification": True}, {"gpu": "rtx-pro-6000"}
 V32, V4, FP4 = {"variant": "deepseek-v3.2"}, {"variant": "deepseek-v4-flash"}, {"precision": "fp4"}
 RANKS = {TP: 1, "data_parallel_size": 4}
 CHUNKED = {REUSE: True, "enable_chunked_prefill": True}
@@ -69,6 +70,10 @@ CASES = {  # what shows it, its severity, and a neighbour that doesn't
     "vllm-mtp-pipeline": (on_vllm(DRAFTS), "note", on_vllm(DRAFTS, {PP: 1})),
     "vllm-v4-hopper-graphs": (on_vllm(release="0.27.1", **V4), "warning", on_vllm(release="0.31.0", **V4)),
     "vllm-v4-h20-multicast": (on_vllm(gpu="h20-96", **V4), "note", on_vllm(**V4)),
+    "vllm-v4-adaptive-verification": (on_vllm(ADAPTIVE, **V4), "note", on_vllm(ADAPTIVE, gpu="b200", **V4)),
+    "vllm-v4-two-nodes": (on_vllm({TP: 16}, release="0.27.1", gpu="h100", **V4), "note", on_vllm({TP: 16}, **V4)),
+    "vllm-v4-sm120": (on_vllm(release="0.27.1", **RTX, **V4), "note", on_vllm(release="0.25.1", **RTX, **V4)),
+    "vllm-v41-sm120": (on_vllm(variant="deepseek-v4.1-flash", **RTX), "note", on_vllm(**RTX, **V4)),
     "vllm-v4-fp8-data-parallel": (on_vllm(RANKS, **V4), "note", on_vllm(RANKS, precision="mxfp4", **V4)),
     "vllm-v32-context-parallel": (
         on_vllm({"decode_context_parallel_size": 2}, **V32),
