@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+import yaml
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, format_files, make_plan, write_repository
 from deepseek_triton_build.build_errors import NothingToCheckError, UnknownNameError
@@ -317,6 +319,33 @@ def test_the_program_is_found_however_it_is_started(tmp_path):
         assert [finding.code for finding in report.findings] == ([] if is_named else ["S007"])
         assert (model.model, model.engine) == ("deepseek-ai/DeepSeek-R1", "vllm")
         assert (model.release == "0.25.1") is is_named
+
+
+COMMANDS = yaml.safe_load((Path(__file__).parents[1] / "support" / "check_vllm_commands.yaml").read_text("utf-8"))
+
+
+def test_published_commands_for_v4_have_no_findings_but_the_listed_ones(tmp_path):
+    found, script = {}, tmp_path / "serve.sh"
+    for name, row in COMMANDS["commands"].items():
+        own = COMMANDS["v4.1" if "V4.1" in row["serve"] else "v4"]
+        script.write_text(f"vllm serve {row['serve']} {COMMANDS['always']} {own}\n")
+        report = check_repository(tmp_path, CheckOptions(**row["machine"]))
+        found[name] = {finding.code for finding in report.findings if finding.severity != "note"}
+    assert found == {name: set(row.get("found", ())) for name, row in COMMANDS["commands"].items()}
+
+
+def test_a_model_json_of_v4_is_judged_as_its_flags_are(tmp_path):
+    served = {"model": "deepseek-ai/DeepSeek-V4-Flash-0731", "tensor_parallel_size": 8, "block_size": 256}
+    draft = {"method": "dspark", "num_speculative_tokens": 5}
+    codes = [
+        {
+            finding.code
+            for finding in serious(check_repository(vllm_backend(tmp_path / dtype, text), CheckOptions(gpu="b200")))
+        }
+        for dtype in ("fp8", "auto")
+        for text in [json.dumps(served | {"kv_cache_dtype": dtype, "speculative_config": draft})]
+    ]
+    assert codes == [set(), {"X030"}]
 
 
 def test_a_script_that_only_measures_is_left_alone(tmp_path):
