@@ -4,10 +4,15 @@ import re
 
 TEXTS = ["", "a", "Hi\n", "  x ", "é﹣", "<think>", "json"]
 ARGUMENTS = ['{"a": "x", "b": [1, {"c": null}], "d": 1.5e10}', "{}", "not", "[1]", ' {"a" : 2} ', '{"a": 1, "a": 2}']
-WEATHER = {"type": "object", "properties": {"a": {"type": "integer", "title": "T"}}}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "title": "T"}}}
 TOOLS = [
     {"type": "function", "function": function}
-    for function in ({"name": "f", "description": "Dé", "parameters": WEATHER}, {"name": "g"})
+    for function in ({"name": "f", "description": "Dé", "parameters": PARAMETERS}, {"name": "g"})
+]
+FORMATS = [
+    {"type": "text"},
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": PARAMETERS}},
 ]
 EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
@@ -23,7 +28,10 @@ def request(chance):
         body["thinking"] = {"type": chance.choice(["enabled", "disabled", "adaptive"])}
     if chance.random() < 0.5:
         body["reasoning_effort"] = chance.choice(EFFORTS)
-    if chance.random() < 0.3 and "tools" not in body and not any("tool_calls" in each for each in body["messages"]):
+    if chance.random() < 0.3:
+        body["response_format"] = chance.choice(FORMATS)
+        body["messages"][-1]["content"] = "json"  # DeepSeek wants the word in the prompt
+    elif chance.random() < 0.4 and "tools" not in body and not any("tool_calls" in each for each in body["messages"]):
         begun = {"role": "assistant", "content": chance.choice(TEXTS), "prefix": True, **_reasoning(chance)}
         body["messages"].append(begun)
     return body
@@ -81,7 +89,7 @@ def answer(chance, blank, *, thinks, has_tools):
     return re.sub('<｜DSML｜ ?invoke name="[^>]*$', "", text)  # DeepSeek begins a call before its name's end
 
 
-PARAMETERS = [("a", "true", "Łódź\n"), ("b", "false", "[1, {}]"), ("c", "false", "no JSON"), ("d", "true", "")]
+VALUES = [("a", "true", "Łódź\n"), ("b", "false", "[1, {}]"), ("c", "false", "no JSON"), ("d", "true", "")]
 
 
 def _block(chance, blank):
@@ -89,7 +97,7 @@ def _block(chance, blank):
     calls = ""
     for name in chance.choices(["f", "g", "other"], k=chance.randint(1, 2)):
         calls += f'<{dsml}invoke name="{name}">\n'
-        for key, is_text, value in chance.sample(PARAMETERS, chance.randint(0, 2)):
+        for key, is_text, value in chance.sample(VALUES, chance.randint(0, 2)):
             calls += f'<{dsml}parameter name="{key}" string="{is_text}">{value}</{dsml}parameter>\n'
         calls += f"</{dsml}invoke>\n"
     return f"<{dsml}{word}>\n{calls}</{dsml}{word}>"

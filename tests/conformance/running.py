@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / ".venv" / "bin" / "deepseek-triton"
@@ -37,19 +36,6 @@ def triton(repository: Path, log: Path) -> Iterator[str]:
     others = ("--grpc-port", "auto", "--metrics-port", "auto")
     url = f"http://127.0.0.1:{port}"
     with _running(["serve", str(repository), "--http-port", str(port), *others], f"{url}/v2/health/ready", log):
-        yield url
-
-
-@contextmanager
-def dictated(folder: Path, **settings: object) -> Iterator[str]:
-    """A tritonserver whose simulated engine says what a prompt dictates, with these settings of ours, by its URL."""
-    build = [PROGRAM, "build", "tiny", "--engine", "simulated", "--output", folder]
-    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
-    path = folder / "tensorrt_llm/1/model.yaml"
-    document = yaml.safe_load(path.read_text("utf-8"))
-    document["triton_config"] |= {"engine_options": {"text": "dictated"}, **settings}
-    path.write_text(yaml.safe_dump(document), "utf-8")
-    with triton(folder, folder.with_suffix(".log")) as url:
         yield url
 
 

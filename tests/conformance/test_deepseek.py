@@ -1,7 +1,7 @@
 """V4 and V4.1 through the gateway, beside DeepSeek's own renderer and parser (deepseek-recipe), and asked by the openai
 package as the guides of DeepSeek's API ask it.
 
-The simulated engine says what a message dictates, so that any answer can be had.
+The stand-in for TensorRT-LLM says what a message dictates, so that any answer can be had, and takes guides.
 """
 
 import json
@@ -15,7 +15,8 @@ import pytest
 from openai import OpenAI
 
 from conformance import made_conversations
-from conformance.running import dictated, gateway
+from conformance.running import gateway, triton
+from support.servers import change_yaml, standin_repository
 
 MODELS = {  # the name here -> the setting, DeepSeek's name and its encoding
     "v4": ("v4-0731", "DeepSeek-V4-Pro", recipe.DeepseekV4Encoding),
@@ -29,12 +30,12 @@ def url(tmp_path_factory):
     """A gateway in front of both models, without /v1."""
     folder = tmp_path_factory.mktemp("deepseek")
     with ExitStack() as running:
-        servers = [
-            word
-            for name, (encoding, *_) in MODELS.items()
-            for word in ("--model", f"{name}={running.enter_context(dictated(folder / name, chat_encoding=encoding))}")
-        ]
-        yield running.enter_context(gateway(log=folder / "gateway.log", options=tuple(servers)))
+        named = []
+        for name, (encoding, *_) in MODELS.items():
+            repository = standin_repository(folder / name)
+            change_yaml(repository / "tensorrt_llm/1/model.yaml", chat_encoding=encoding, warmup=None)
+            named += ["--model", f"{name}={running.enter_context(triton(repository, folder / f'{name}.log'))}"]
+        yield running.enter_context(gateway(log=folder / "gateway.log", options=tuple(named)))
 
 
 @pytest.fixture(scope="module")
@@ -63,25 +64,27 @@ def prompt_of(model, body):
     return MODELS[model][2]().render_conversation(converted(model, body).conversation).prompt
 
 
-def tokens(http, model, **fields):
-    """The ids of a prompt or of a chat; None where it is refused."""
-    response = http.post("/tokenize", json={"model": model, **fields})
+def shown(http, model, body):
+    """The prompt that the model gets, by its tokens; None for a chat that is refused."""
+    response = http.post("/tokenize", json={"model": model, **body})
     assert response.status_code in (200, 400), response.text
-    return response.json().get("tokens")
+    if response.status_code == 400:
+        return None
+    return http.post("/detokenize", json={"model": model, "tokens": response.json()["tokens"]}).json()["prompt"]
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize("model", MODELS)
 def test_prompts_are_those_of_deepseek(http, model, subtests):
     chance = random.Random(f"prompts of {model}")
-    for number in range(200):
+    for number in range(120):
         body = made_conversations.request(chance)
         with subtests.test(number, body=body):
             try:
-                expected = tokens(http, model, prompt=prompt_of(model, body))
+                expected = prompt_of(model, body)
             except recipe.ConversionError as refusal:
                 expected = {400: None}[refusal.status_code]
-            assert tokens(http, model, **body) == expected
+            assert shown(http, model, body) == expected
 
 
 def read_by_deepseek(model, body, text):
@@ -126,7 +129,7 @@ def thinking(on):
 @pytest.mark.parametrize("model", MODELS)
 def test_answers_are_read_as_deepseek_reads_them(clients, model, streamed, subtests):
     chance = random.Random(f"answers of {model}, {streamed}")
-    for number in range(100):
+    for number in range(60):
         thinks, has_tools = chance.random() < 0.6, chance.random() < 0.8
         text = made_conversations.answer(chance, BLANKS[model], thinks=thinks, has_tools=has_tools)
         body = {"messages": dictate(text), "stop": chance.choice([["Hi", "a <"], None, None, None])}
@@ -146,7 +149,7 @@ EFFORTS = {"none": 0, "minimal": 1, "low": 1, "medium": 2, "high": 2, "xhigh": 2
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_thinking_at_each_effort_and_what_it_costs(http, clients, model):
+def test_thinking_at_each_effort_and_what_it_costs(clients, model):
     texts = {}
     for effort, rank in EFFORTS.items():
         text = "Hi" if effort == "none" else "Hm.</think>Hi"
@@ -154,11 +157,11 @@ def test_thinking_at_each_effort_and_what_it_costs(http, clients, model):
         found = ask(clients[""], streamed=rank % 2 == 1, model=model, **asked)
         assert said(found.choices[0].model_dump()) == [None if rank == 0 else "Hm.", "Hi", "stop", []]
         usage, prompt = found.usage.model_dump(), prompt_of(model, asked)
-        num_prompt, num_reasoning = len(tokens(http, model, prompt=prompt)), 3 if rank else 0
-        assert (usage["prompt_tokens"], usage["total_tokens"]) == (num_prompt, num_prompt + usage["completion_tokens"])
-        assert usage["completion_tokens_details"]["reasoning_tokens"] == num_reasoning
-        assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_cache_hit_tokens"] == 0
-        assert usage["prompt_cache_miss_tokens"] == num_prompt
+        num_prompt, num_output = len(prompt.encode()), usage["completion_tokens"]
+        assert (usage["prompt_tokens"], usage["total_tokens"]) == (num_prompt, num_prompt + num_output)
+        assert 0 <= usage["completion_tokens_details"]["reasoning_tokens"] - (rank > 0) < num_output
+        assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_cache_hit_tokens"] > 0
+        assert usage["prompt_cache_miss_tokens"] == num_prompt - usage["prompt_cache_hit_tokens"]
         texts[rank] = prompt.partition(asked["messages"][0]["content"])[0]
     assert len(set(texts.values())) == 4 - (model == "v4")  # V4 says nothing about a low effort
 
@@ -186,7 +189,7 @@ CALLED = [["get_weather", '{"city": "Łódź"}'], ["get_time", '{"city": "Łód�
 @pytest.mark.sample
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("model", MODELS)
-def test_two_calls_their_results_and_the_reasoning_that_is_sent_back(http, clients, model, streamed):
+def test_two_calls_their_results_and_the_reasoning_that_is_sent_back(clients, model, streamed):
     text = call_text(model, ("get_weather", "Łódź"), ("get_time", "Łódź"))
     messages = dictate(f"I need both.</think>{text}")
     asked = {"model": model, "tools": CITY_TOOLS, "max_tokens": 1000, "reasoning_effort": "high"}
@@ -207,7 +210,7 @@ def test_two_calls_their_results_and_the_reasoning_that_is_sent_back(http, clien
     assert said(found.choices[0].model_dump()) == ["Now.", "Sunny, noon", "stop", []]
     prompt = prompt_of(model, {"messages": messages, "tools": CITY_TOOLS})
     assert "I need both." in prompt
-    assert found.usage.prompt_tokens == len(tokens(http, model, prompt=prompt))
+    assert found.usage.prompt_tokens == len(prompt.encode())
 
 
 @pytest.mark.parametrize("path", ["", "/beta"])
@@ -238,7 +241,20 @@ def test_prefix_required_calls_and_fim(clients, model, path):
 
     filled = client.completions.create(model=model, prompt="one, <answer> two,</answer>", suffix=" three", max_tokens=9)
     assert (filled.choices[0].text, filled.choices[0].finish_reason) == (" two,", "stop")
-    assert filled.usage.prompt_cache_miss_tokens == filled.usage.prompt_tokens
+    told = filled.usage
+    assert told.prompt_cache_hit_tokens + told.prompt_cache_miss_tokens == told.prompt_tokens
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_json_is_asked_for_in_the_prompt_and_by_a_guide(clients, model):
+    asked = {"messages": [{"role": "user", "content": "As json."}], "response_format": {"type": "json_object"}}
+    found = clients[""].chat.completions.create(model=model, **asked, extra_body=thinking(False))
+    assert json.loads(found.choices[0].message.content).keys() == {"guided"}  # the stand-in's object
+    assert found.usage.prompt_tokens == len(prompt_of(model, {**asked, **thinking(False)}).encode())
+    asked["messages"] = dictate('json</think>{"a": 1}')
+    found = clients[""].chat.completions.create(model=model, **asked)
+    assert said(found.choices[0].model_dump()) == ["json", '{"a": 1}', "stop", []]
+    assert found.usage.prompt_tokens == len(prompt_of(model, asked).encode())
 
 
 def test_the_chunks_are_deepseeks(clients):
