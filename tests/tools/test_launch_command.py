@@ -1,5 +1,6 @@
 """`launch`: what is refused, what is run and what is printed, stop and list."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -223,8 +224,19 @@ def test_shared_memory_holds_the_copy_of_all_experts_that_the_load_balancer_keep
         wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep", "--trtllm", release]
         assert run_command("build", *wide, "--output", str(tmp_path / release)).returncode == 0
         facts = facts_of(str(tmp_path / release))
-        assert round(facts.expert_copy / 2**30) == 343
-        assert facts.shm_bytes == facts.expert_copy + 5 * 2**30  # four ranks of a tray, and tritonserver
+        assert round(facts.shared_memory / 2**30) == 343
+        assert facts.shm_bytes == facts.shared_memory + 5 * 2**30  # four ranks of a tray, and tritonserver
+
+
+def test_engrams_tables_are_shared_under_data_parallelism_and_else_pinned(tmp_path):
+    for way, where in (("dp", (202758032400, 0)), ("tp", (0, 202758032400))):
+        asked = ["deepseek-v4.1-flash", "--gpu", "h200", "--gpus", "8", "--vllm", "0.33.0", "--parallel", way]
+        assert run_command("build", *asked, "--output", str(tmp_path / way)).returncode == 0
+        facts = facts_of(str(tmp_path / way))
+        assert (facts.shared_memory, facts.pinned_tables) == where
+        assert facts.shm_bytes == facts.shared_memory + 9 * 2**30
+        plan = json.loads(run_command("plan", *asked, "--json").stdout)
+        assert plan["host_memory_bytes"] > 510_286_023_000 + 202_758_032_400
 
 
 def test_facts_of_what_was_built_and_times_of_every_form():

@@ -98,7 +98,9 @@ class Plan:
     host_memory: int = 0
     """Bytes of memory that a node should have available: for prefetching the checkpoint, and `shared_memory`."""
     shared_memory: int = 0
-    """Bytes of the experts' copy in each node's /dev/shm, which the online load balancer makes."""
+    """Bytes in each node's /dev/shm of the online load balancer's copy of the experts, or of Engram's tables."""
+    host_tables: int = 0
+    """Bytes of Engram's tables in the memory of a node, in /dev/shm or not."""
     warnings: tuple[PlanWarning, ...] = ()
     omissions: tuple[Omission, ...] = ()
 
@@ -241,7 +243,8 @@ def _plan_on_gpus(engine: TrtllmEngine | VllmEngine) -> Plan:
         budget=budget,
         workload=workload,
         max_concurrency=deployment.get(engine.batch_key) * facts["layout"].attention_dp_size,
-        host_memory=host_memory_to_prefetch(target.checkpoint) + facts.get("shared_memory", 0),
+        host_memory=host_memory_to_prefetch(target.checkpoint)
+        + (facts.get("host_tables") or facts.get("shared_memory", 0)),
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
         omissions=tuple(
             omission

@@ -158,7 +158,11 @@ class VllmEngine:
         self, arguments: Arguments, **more: Any
     ) -> tuple[VllmDeployment, list[tuple[Code, Violation]], dict[str, Any]]:
         deployment = self._deployment(arguments, **more)
-        return deployment, list(vllm_violations(deployment)), {"vllm": self.target.vllm, "layout": self.target.layout}
+        target = self.target
+        tables = target.architecture.host_bytes // target.num_nodes
+        shared = tables if target.layout.attention_dp_size > 1 else 0  # dp_shared_memory, which is on by itself
+        facts = {"vllm": target.vllm, "layout": target.layout, "host_tables": tables, "shared_memory": shared}
+        return deployment, list(vllm_violations(deployment)), facts
 
 
 def _model(target: VllmTarget) -> Iterator[Setting]:

@@ -43,11 +43,9 @@ def _attention_shares(d: VllmDeployment) -> Iterator[Violation]:
         return
     if a.num_heads % ranks:
         message = f"{a.num_heads} attention heads can't be divided among {ranks} ranks"
-    elif a.csa is not None:
-        if not a.csa.o_groups % ranks:
-            return
+    elif a.csa is not None and a.csa.o_groups % ranks:
         message = f"the {a.csa.o_groups} groups of attention's output can't be divided among {ranks} ranks"
-    elif d.checkpoint is not None and d.checkpoint.precision == "fp8" and (cut := cut_attention_blocks(a, ranks)):
+    elif a.csa is None and d.precision == "fp8" and (cut := cut_attention_blocks(a, ranks)):
         message = f"{ranks} ranks would cut FP8 blocks of attention ({cut})"
     else:
         return

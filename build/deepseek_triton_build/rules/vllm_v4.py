@@ -112,8 +112,7 @@ def _hybrid_manager(d: VllmDeployment) -> Iterator[Violation]:
 def _engram(d: VllmDeployment) -> Iterator[Violation]:
     if d.architecture is None or not d.architecture.host_bytes:
         return
-    if d.get("enable_dbo") or (d.get("ubatch_size") or 0) > 1:
-        key = "enable_dbo" if d.get("enable_dbo") else "ubatch_size"
+    for key in [key for key, most in {"enable_dbo": 0, "ubatch_size": 1}.items() if (d.get(key) or 0) > most][:1]:
         yield Violation(key, "Engram does not work on parts of a batch (DBO)", f"leave {key} out")
     engram = d.get("engram_config") or {}
     for name in ("embedding_across_dp", "dp_shared_memory"):

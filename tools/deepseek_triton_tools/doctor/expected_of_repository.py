@@ -18,7 +18,7 @@ from deepseek_triton_tools.doctor.findings import (
     MachineFinding,
     Reported,
 )
-from deepseek_triton_tools.repository.launch_facts import START_SCRIPT, serving_of
+from deepseek_triton_tools.repository.launch_facts import START_SCRIPT, node_memory, serving_of
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 _ON_GPUS = (TENSORRT_LLM, VLLM)
@@ -48,6 +48,7 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         script = (repository / START_SCRIPT).read_text("utf-8", errors="replace")
     except OSError:
         script = ""
+    nodes = -(-world // target.gpus_per_node) if target and world else 1
     return Expected(
         repository=os.path.abspath(repository if repository.is_dir() else repository.parent),
         is_ours=checked.backend == "deepseek-triton",
@@ -63,6 +64,7 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         uses_nvcc=_NVCC.search(script) is not None,
         checkpoint=checkpoint,
         checkpoint_bytes=checkpoint_bytes,
+        tables=node_memory(stamp, nodes) if is_vllm else (0, 0),
         drivers=drivers,
         last_image="" if is_vllm else last_image(),
     )

@@ -42,6 +42,8 @@ class Expected:
     checkpoint: str | None = None
     """Absolute path of its folder, or a Hugging Face name."""
     checkpoint_bytes: int | None = None
+    tables: tuple[int, int] = (0, 0)
+    """Bytes of Engram's tables in each node's memory: in /dev/shm, and not there."""
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002

@@ -202,6 +202,9 @@ def check_host_memory(machine: Machine, expected: Expected) -> MachineFinding:
     result = f"{sized(memory.headroom)} available" + (f", limited by {cgroup.path}" if cgroup else "")
     if not expected.uses_gpus or not expected.checkpoint_bytes:
         return ok(result)
+    if memory.headroom < sum(expected.tables):
+        cause = f"Engram's tables take {sized(sum(expected.tables))} of it, without which vLLM does not start"
+        return error(result, cause, "raise the container's memory limit" if cgroup else "use a machine with more")
     result += f"; the checkpoint has {sized(expected.checkpoint_bytes)}"
     if memory.headroom >= expected.checkpoint_bytes:
         return ok(result)

@@ -62,6 +62,9 @@ def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
         fix += f"; it holds {len(regions)} regions of tritonservers: remove those of servers that have ended"
     if disk.free < _SHM_LEAST / 2:
         return error(result, "tritonserver's Python backend ends with SIGBUS when it is full", fix)
+    if disk.free < expected.tables[0]:
+        cause = f"Engram's tables take {sized(expected.tables[0])} of it; without room each rank keeps its own"
+        return warning(result, cause, f"give it {sized(expected.tables[0] + _SHM_WANTED)}")
     if disk.free < _SHM_WANTED:
         cause = f"NCCL asks for {sized(_SHM_WANTED)}, and the Python backend takes more as batches grow"
         # Several ranks can't start in the 64 MiB that docker gives.

@@ -244,7 +244,7 @@ def docker_run(facts: LaunchFacts, options: LaunchOptions) -> dict[str, Any]:
         "shm_size": sized(shm_bytes),
         "shm_bytes": shm_bytes,
         "shm_users": _shm_users(facts),
-        "expert_copy_why": facts.expert_copy_why,
+        "shared_memory_why": facts.shared_memory_why,
         "host_network": options.network == "host",
         "network": shlex.quote(options.network),
         "ports": ", ".join(ports),

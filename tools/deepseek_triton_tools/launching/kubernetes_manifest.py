@@ -442,7 +442,7 @@ class Manifest:
         facts, rdma, shm_size = self.facts, self.options.rdma, self.options.shm_size
         shm_bytes = shm_size or facts.shm_bytes
         size = facts.serving.size if facts.serving else 0
-        memory = _gib(size / BUDGET_SHARE + facts.workers_per_node * _RANK_BYTES + shm_bytes)
+        memory = _gib(size / BUDGET_SHARE + facts.workers_per_node * _RANK_BYTES + facts.pinned_tables + shm_bytes)
         limits: dict[str, object] = {"memory": memory}
         limits |= {"nvidia.com/gpu": facts.gpus_per_node} if facts.gpus_per_node else {}
         limits |= {rdma[0]: rdma[1]} if rdma else {}
@@ -463,7 +463,7 @@ class Manifest:
             "shm_size": shm_size,
             "shm_limit": _gib(shm_bytes),
             "transports": transports(facts),
-            "expert_copy_why": facts.expert_copy_why,
+            "shared_memory_why": facts.shared_memory_why,
         }
 
     def _volume_values(self) -> dict[str, Any]:

@@ -204,6 +204,9 @@ def show_plan(plan: Plan, *, as_json: bool, brief: bool = False) -> None:
             ahead = "the engine reads them ahead, with less it loads more slowly"
             then = "the page cache keeps them for the next start" if plan.vllm else ahead
             print(paragraph(f"loads {weights} of weights; with {host} of memory available on each node {then}"))
+        if plan.host_tables:
+            where = "in each node's /dev/shm" if plan.shared_memory else "of each node's memory"
+            print(paragraph(f"Engram's tables take {_decimal(plan.host_tables)} {where}"))
         nodes = "one node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes of {plan.gpus_per_node} GPUs"
         ranks = f", {how['mpi_ranks']} MPI ranks" if how["mpi_ranks"] else ""
         print(paragraph(f"{nodes}{ranks}: {how['command']}, {how['where']}"))

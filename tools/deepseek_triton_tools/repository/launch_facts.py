@@ -203,8 +203,11 @@ class LaunchFacts:
     """Seconds that start.sh allows a start to take."""
     serving: Serving | None
     """The checkpoint; None for an engine that reads no weights."""
-    expert_copy: int = 0
-    """Bytes of the experts' copy in each node's /dev/shm; 0 without an online load balancer."""
+    shared_memory: int = 0
+    """Bytes that all ranks share in each node's /dev/shm: the experts' copy of an online load balancer, or Engram's
+    tables under data parallelism."""
+    pinned_tables: int = 0
+    """Bytes of Engram's tables in each node's memory, where they are not in /dev/shm."""
     serve_port: int | None = None
     """The port that serve.sh listens on by itself, of a folder without Triton; None for a repository."""
 
@@ -247,20 +250,20 @@ class LaunchFacts:
 
     @property
     def shm_bytes(self) -> int:
-        """Bytes of /dev/shm: 1 GiB for each worker, 1 GiB for the server itself, and the experts' copy.
+        """Bytes of /dev/shm: 1 GiB for each worker, 1 GiB for the server itself, and what they share.
 
         NVIDIA's containers ask for --shm-size=1g. That this is enough for each process that uses the transports of NCCL
         and Open MPI, or vLLM's message queues, is an assumption. Only what is used takes memory.
         """
-        return (self.workers_per_node + 1) * _GIB + self.expert_copy
+        return (self.workers_per_node + 1) * _GIB + self.shared_memory
 
     @property
-    def expert_copy_why(self) -> str:
-        """A sentence about the experts' copy in /dev/shm; empty without one."""
-        if not self.expert_copy:
+    def shared_memory_why(self) -> str:
+        """A sentence about what the ranks share in /dev/shm; empty without it."""
+        if not self.shared_memory:
             return ""
-        size = self.expert_copy / _GIB
-        return f" {size:,.0f} GiB of it are the copy of all experts, which wide EP's load balancer keeps."
+        what = "Engram's tables" if self.vllm else "the copy of all experts, which wide EP's load balancer keeps"
+        return f" {self.shared_memory / _GIB:,.0f} GiB of it are {what}."
 
 
 def facts_of(source: str, *, without_triton: bool = False) -> LaunchFacts:
@@ -296,6 +299,7 @@ def facts_of(source: str, *, without_triton: bool = False) -> LaunchFacts:
             "folder as it was written, or write it anew"
         )
     nodes = -(-planned // gpu.gpus_per_node) if gpu else 1
+    shared, pinned = node_memory(stamp, nodes)
     # The stamp has neither deadline nor port, and who edits a script means the edited one.
     script = (folder / (START_SCRIPT if has_triton else SERVE_SCRIPT)).read_text("utf-8", errors="replace")
     within, port = _READY_WITHIN.search(script), _SERVE_PORT.search(script)
@@ -320,9 +324,18 @@ def facts_of(source: str, *, without_triton: bool = False) -> LaunchFacts:
         nodes=nodes,
         ready_within_s=int(within[1]) if within else _READY_WITHIN_S,
         serving=serving,
-        expert_copy=shared if isinstance(shared := stamp.values.get("shared_memory"), int) and shared > 0 else 0,
+        shared_memory=shared,
+        pinned_tables=pinned,
         serve_port=int(port[1]) if port and not has_triton else None,
     )
+
+
+def node_memory(stamp: Stamp, nodes: int) -> tuple[int, int]:
+    """Return the bytes that ranks share in each node's /dev/shm, and those of Engram's tables that are not there."""
+    shared = found if isinstance(found := stamp.values.get("shared_memory"), int) and found > 0 else 0
+    variant = variants().get(stamp.text("variant") or "")
+    shape = variant.architecture if variant is not None else None
+    return shared, shape.host_bytes // nodes if shape is not None and not shared else 0
 
 
 def _serving_of_script(source: str, script: Path, stamp: Stamp) -> Serving:

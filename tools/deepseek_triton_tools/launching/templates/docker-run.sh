@@ -33,7 +33,7 @@ docker run --name @@{name}
 # The machine's own /dev/shm: half of its memory, unless it is mounted otherwise.
 --ipc host
 #else
-# /dev/shm of @@{shm_size}: docker's default is 64 MiB, and @@{shm_users} end with a bus error when it is full. 1 GiB for each rank and 1 GiB for the server is an assumption.@@{expert_copy_why} Only the part that is used takes memory, and it is freed with the container.
+# /dev/shm of @@{shm_size}: docker's default is 64 MiB, and @@{shm_users} end with a bus error when it is full. 1 GiB for each rank and 1 GiB for the server is an assumption.@@{shared_memory_why} Only the part that is used takes memory, and it is freed with the container.
 --shm-size @@{shm_bytes}
 #end
 # Pinned memory for GPUs and network cards counts as locked, and the engine's threads take stacks of up to 64 MiB. NVIDIA asks for both options in its containers.
