@@ -39,6 +39,9 @@ KERNEL_CACHES: Mapping[str, str] = {
     "VLLM_CACHE_ROOT": "vllm",
     # Triton the compiler; ~/.triton/cache without it.
     "TRITON_CACHE_DIR": "triton",
+    # Of V4: hyper-connections (tilelang/env.py; ~/.tilelang/cache without it) and compressors (CuTe DSL; /tmp/USER).
+    "TILELANG_CACHE_DIR": "tilelang",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
     # torch.compile; /tmp/torchinductor_USER without it.
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
     # PTX that the driver has compiled; ~/.nv/ComputeCache without it.

@@ -73,7 +73,7 @@ docker run --name @@{name}
 # The folder of --ready-file.
 --mount @@{ready_mount}
 #end
-# Folders for the kernels of DeepGEMM (two of them), FlashInfer, vLLM, Triton, PyTorch and the driver.
+# Folders for the kernels of DeepGEMM (two of them), FlashInfer, vLLM, Triton, TileLang, CuTe DSL, PyTorch and the driver.
 @@{kernel_variables}
 # @@{script}'s variables.
 @@{server_variables}
