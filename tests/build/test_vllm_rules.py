@@ -94,7 +94,7 @@ CASES = {
 
 
 def codes_of(deployment):
-    return [rule.code for rule, _ in vllm_violations(deployment)]
+    return [rule.code for rule, _ in vllm_violations(deployment) if rule.issue is None]
 
 
 def test_every_rule_has_a_case():
