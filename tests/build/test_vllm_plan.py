@@ -316,7 +316,7 @@ REFUSED = [
     (lengths(163840, 1), "more than the 163,840"),
     ({"variant": "deepseek-v4-flash", "num_gpus": 16, "parallel": "tp"}, "X004"),
     ({"variant": "deepseek-v4-flash", "num_gpus": 1}, "what works: --gpus 2"),
-    ({"variant": "deepseek-v4.1-flash", "vllm": "0.27.1"}, "what works: --vllm 0.33.0"),
+    ({"variant": "deepseek-v4.1-flash", "vllm": "0.27.1"}, "what works: --vllm 0.31.0"),
     ({"variant": "deepseek-v4-pro-0813", "num_gpus": 8, "mtp": 2}, "X027"),
     (by_hand("max_batch_size", 8), "it has max_num_seqs"),
     (by_hand("max_num_seq", 8), "did you mean max_num_seqs?"),

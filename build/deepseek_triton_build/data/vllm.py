@@ -168,6 +168,15 @@ def vllm_tags_with(version: str) -> tuple[str, ...]:
     return tuple(tag for tag, known in vllm_containers().items() if known == version)
 
 
+def vllm_since(version: str) -> str:
+    """Return DEFAULT_VLLM or, if that is older than `version`, the oldest version with a record that is not.
+
+    :param version: empty for any.
+    """
+    least = _numbers(version or "0")
+    return next(known for known in (DEFAULT_VLLM, *VLLM_VERSIONS) if _numbers(known) >= least)
+
+
 def nearest_vllm(version: str) -> str:
     """Return the version with a record whose number is nearest to `version`; of two, the newer."""
     try:

@@ -41,7 +41,7 @@ from deepseek_triton_build.data.releases import (
     image_name,
     release_image_name,
 )
-from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VLLM_VERSIONS, VllmVersion, vllm_image_name
+from deepseek_triton_build.data.vllm import VllmVersion, vllm_image_name, vllm_since
 from deepseek_triton_build.planning.backend_settings import backend_settings, embedded_settings, holds_or_lies_in
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
 from deepseek_triton_build.planning.target import refuse, resolve_target
@@ -205,9 +205,9 @@ def _engine(request: PlanRequest, variant: Variant) -> str:
     if request.preset and engine != "simulated":
         said = f"--preset paces the simulated engine; the {engine} engine has its own pace"
         raise RefusedPlanError(said, suggestion={"preset": None})
-    if engine != "vllm" and (request.vllm != DEFAULT_VLLM or request.parallel is not None):
-        given = "--parallel" if request.vllm == DEFAULT_VLLM else "--vllm"
-        without = {"vllm": DEFAULT_VLLM, "parallel": None}
+    if engine != "vllm" and (request.vllm is not None or request.parallel is not None):
+        given = "--parallel" if request.vllm is None else "--vllm"
+        without = {"vllm": None, "parallel": None}
         raise RefusedPlanError(f"{given} is for --engine vllm; leave it out, or add that", suggestion=without)
     if request.preset and not request.preset.endswith(".json") and request.preset not in variant.presets:
         raise UnknownNameError("preset", request.preset, variant.presets)
@@ -338,7 +338,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],
         "release": [variant.min_release if variant.min_release in CANDIDATES else DEFAULT_RELEASE],
-        "vllm": [DEFAULT_VLLM, VLLM_VERSIONS[-1]],
+        "vllm": [vllm_since(variant.min_vllm)] if request.vllm else [],
         "profile": [variant.profile or DEFAULT_PROFILE],
         "allow_unpublished": [True] if request.engine != "vllm" else [],
         "pipeline_parallel_size": [1],

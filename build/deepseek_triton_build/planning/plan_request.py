@@ -14,7 +14,6 @@ from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.data.setting_types import sampling_problem
-from deepseek_triton_build.data.vllm import DEFAULT_VLLM
 from deepseek_triton_build.text import printable_line
 
 EMBEDDED_ENGINES = ("reference", "simulated")
@@ -35,9 +34,11 @@ class PlanRequest:
     """None: FP4 on Blackwell where the variant has it, else FP8."""
     profile: str = DEFAULT_PROFILE
     release: str = DEFAULT_RELEASE
-    vllm: str = DEFAULT_VLLM
+    vllm: str | None = None
+    """None: the version of Triton's newest known container, or the oldest after it that has the model."""
     parallel: Literal["tp", "dp"] | None = None
-    """How vLLM divides attention: tensor or data parallelism. None: dp for profile throughput, else tp."""
+    """How vLLM divides attention: tensor or data parallelism. None: dp for profile throughput, and for V4 where more
+    requests fit so, unless the profile is latency; else tp."""
     container: str | None = None
     """Tag, such as 26.07, of the Triton container it will run in. None: the newest with the release."""
     workload: Workload = ANY_WORKLOAD

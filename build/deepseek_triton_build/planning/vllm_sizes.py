@@ -12,7 +12,7 @@ from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.profiles import Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
-from deepseek_triton_build.data.vllm import load_vllm
+from deepseek_triton_build.data.vllm import load_vllm, vllm_since
 from deepseek_triton_build.planning.plan_request import PlanRequest
 from deepseek_triton_build.planning.target import (
     MAX_SEQ_LEN,
@@ -87,8 +87,9 @@ def resolve_vllm_target(request: PlanRequest) -> VllmTarget:
     if model.profile.name not in _AIMS:
         known = ", ".join(name for name in VLLM_PROFILES if name != "rehearsal")
         raise RefusedPlanError(f"profile {model.profile.name} is for TensorRT-LLM; with vLLM there are {known}")
+    vllm = load_vllm(request.vllm or vllm_since(model.variant.min_vllm))
     wants_dp = request.parallel == "dp" or (request.parallel is None and model.profile.name == "throughput")
-    target = VllmTarget(**vars(model), vllm=load_vllm(request.vllm), num_gpus=1, data_parallel=wants_dp)
+    target = VllmTarget(**vars(model), vllm=vllm, num_gpus=1, data_parallel=wants_dp)
     refuse(vllm_violations(_shares(target), target_only=True))
     if request.num_gpus is not None:
         return _with_gpus(target, request.num_gpus)

@@ -13,7 +13,9 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from deepseek_triton_build.data.catalog import find_variant
 from deepseek_triton_build.data.profiles import Workload
+from deepseek_triton_build.data.vllm import vllm_since
 from deepseek_triton_build.planning.plan_request import OPTIONS, PlanRequest
 from deepseek_triton_build.text import for_comment
 
@@ -158,6 +160,8 @@ def given_options(request: PlanRequest) -> list[str]:
     defaults = {field.name: field.default for field in dataclasses.fields(PlanRequest)}
     names = [name for name in OPTIONS if name not in ("gpu", "num_gpus")]
     given = {name: getattr(request, name) for name in names if getattr(request, name) != defaults[name]}
+    if request.vllm == vllm_since(find_variant(request.variant).min_vllm):
+        given.pop("vllm", None)  # the plan takes it by itself
     if "container" in given:
         given.pop("release", None)  # the container fixes the release; the two options are never typed together
     pairs = [(OPTIONS[name], str(value)) for name, value in given.items()]

@@ -85,7 +85,7 @@ def add_plan_options(verb: VerbParser) -> None:
     option(verb, "--profile NAME", "what the server is tuned for (default: balanced)")
     target = verb.add_mutually_exclusive_group()
     option(target, "--trtllm RELEASE", "TensorRT-LLM release it is for (default: 1.2.1)")
-    option(target, "--vllm VERSION", "vLLM version it is for, with --engine vllm (default: 0.27.1)")
+    option(target, "--vllm VERSION", "vLLM version, with --engine vllm (default: 0.27.1, or the next with the model)")
     option(target, "--image TAG", "in place of a version, the tag of the Triton container that has it, such as 26.07")
 
     work = verb.add_argument_group("workload")
