@@ -34,6 +34,7 @@ _LOST = "vLLM recipes, DeepSeek/DeepSeek-V3.md before a77fe44"
 """The guide's lines of environment variables, which later versions of vLLM take as arguments."""
 _CONFIG = "vLLM vllm/config"
 _MLA = "vLLM vllm/v1/attention/backends/mla"
+_TOKENS_OF_V4 = "Hopper: ai-dynamo/dynamo recipes/deepseek-v4; Blackwell: vllm-project/vllm#51454"
 _NOT_BY_HAND = {
     "model": "other settings depend on it; use --model",
     "tensor_parallel_size": "other settings depend on it; use --gpus and --parallel",
@@ -97,7 +98,7 @@ class VllmEngine:
     @property
     def unset_environment(self) -> tuple[EnvironmentVariable, ...]:
         target = self.target
-        if target.is_rehearsal:
+        if target.is_rehearsal or target.architecture.csa:  # V4's guides have none
             return ()
         known = {"VLLM_ALL2ALL_BACKEND": "deepep_high_throughput"} if target.data_parallel else {}
         if target.gpu.architecture == "blackwell":
@@ -174,22 +175,29 @@ def _model(target: VllmTarget) -> Iterator[Setting]:
     yield Setting("trust_remote_code", False, reason)
 
 
+def _guide(target: VllmTarget) -> str:
+    return target.variant.min_vllm_source or GUIDE
+
+
 def _parallelism(target: VllmTarget) -> Iterator[Setting]:
     number = target.num_gpus
     if target.data_parallel:
-        asked = "asked for by --parallel" if target.request.parallel else "for many requests at once"
-        if not target.request.parallel and target.profile.name != "throughput":
+        asked, guide = "asked for by --parallel" if target.request.parallel else "for many requests at once", GUIDE
+        if not target.request.parallel and target.architecture.csa:
+            asked = "V4 has one KV head, so that tensor parallelism would keep the same KV cache on every GPU"
+            guide = "vllm-project/vllm#51454: 7.7 times the requests on eight B200"
+        elif not target.request.parallel and target.profile.name != "throughput":
             asked = "as tensor parallelism can't share the heads and blocks evenly"
         reason = f"attention and dense layers whole on each of {number} GPUs, with requests of its own: {asked}"
-        yield Setting("data_parallel_size", target.data_parallel_size, reason, source=GUIDE)
+        yield Setting("data_parallel_size", target.data_parallel_size, reason, source=guide)
     else:
         ranks = target.tensor_parallel_size
         reason = (
             f"every layer over {ranks} GPUs: the shorter time per token" if ranks > 1 else "one GPU holds the model"
         )
-        yield Setting("tensor_parallel_size", target.tensor_parallel_size, reason, source=GUIDE)
+        yield Setting("tensor_parallel_size", target.tensor_parallel_size, reason, source=_guide(target))
     reason = "each GPU has whole experts, its share of them" if number > 1 else "as with more GPUs; one has all experts"
-    yield Setting("enable_expert_parallel", True, reason, source=GUIDE)
+    yield Setting("enable_expert_parallel", True, reason, source=_guide(target))
     if target.request.pipeline_parallel_size > 1:
         yield Setting("pipeline_parallel_size", target.request.pipeline_parallel_size, "asked for by --pp")
     if target.num_nodes > 1:
@@ -205,9 +213,12 @@ def _limits(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> Iterator[Se
         reason = f"{sizes.workload.isl:,} tokens in and {sizes.workload.osl:,} out, rounded up"
     elif target.is_rehearsal:
         reason = "all that the model reads (max_position_embeddings)"
-    yield Setting("max_model_len", sizes.max_model_len, reason + shrunk, source=GUIDE)
+    yield Setting("max_model_len", sizes.max_model_len, reason + shrunk, source=_guide(target))
     yield Setting(
-        "max_num_batched_tokens", sizes.max_num_batched_tokens, _tokens_reason(target, sizes) + shrunk, source=GUIDE
+        "max_num_batched_tokens",
+        sizes.max_num_batched_tokens,
+        _tokens_reason(target, sizes) + shrunk,
+        source=_TOKENS_OF_V4 if target.architecture.csa else GUIDE,
     )
     ranks = f" on each of {target.data_parallel_size} ranks" if target.data_parallel_size > 1 else ""
     why = f"{asked.concurrency:,} asked for" if asked.concurrency else f"profile {target.profile.name}"
@@ -224,7 +235,7 @@ def _limits(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> Iterator[Se
         reason = f"a small share of the GPU is more than the model can fill: {held}"
     yield Setting("gpu_memory_utilization", sizes.gpu_memory_utilization, reason)
     reason = "a beginning that requests share is computed once; for a benchmark `--set enable_prefix_caching=false`"
-    yield Setting("enable_prefix_caching", True, reason, source=GUIDE)
+    yield Setting("enable_prefix_caching", True, reason, source=_guide(target))
 
 
 def _tokens_reason(target: VllmTarget, sizes: VllmSizes) -> str:
@@ -258,6 +269,11 @@ def _of_guides(d: VllmDeployment, kind: Literal["settings", "environment"]) -> I
 
 
 def _kv_reason(target: VllmTarget, sizes: VllmSizes) -> tuple[str, str]:
+    if target.architecture.csa:
+        reason = "V4's own form of the cache: 448 values of an entry in FP8 and 64 in 16 bits, 584 bytes (fp8_ds_mla)"
+        if target.architecture.host_bytes:
+            reason = "V4.1's own form of the cache: 584 bytes an entry on Hopper, on Blackwell fewer, NVFP4 too"
+        return reason, "vLLM vllm/models/deepseek_v4/attention.py"
     if target.request.kv_dtype is not None:
         is_mla_on_hopper = target.gpu.architecture == "hopper" and target.architecture.attention != "dsa"
         kernel = "; on Hopper vLLM takes FLASHMLA for it" if sizes.kv_cache_dtype == "fp8" and is_mla_on_hopper else ""
@@ -267,17 +283,28 @@ def _kv_reason(target: VllmTarget, sizes: VllmSizes) -> tuple[str, str]:
     return "16 bits, as in the checkpoint: FLASH_ATTN_MLA, vLLM's first choice on Hopper, reads no FP8 cache", _MLA
 
 
+_DRAFTS = {
+    "mtp": ("1 on Hopper and 2 on Blackwell in V4's guide", "vLLM recipes, DeepSeek-V4-Flash"),
+    "dspark": (
+        "5, DSpark's block, or more: answers of V4-Pro took 3.61, 3.77 and 3.73 tokens a step with 5, 6 and 7",
+        "SemiAnalysisAI/InferenceX golden_al_distribution@843c625",
+    ),
+}
+"""Kind of draft in V4 -> how many tokens are of use, and who says so."""
+
+
 def _speculation(target: VllmTarget, sizes: VllmSizes) -> Iterator[Setting]:
-    if sizes.num_draft_tokens:
-        source = f"{_CONFIG}/speculative.py"
-        method = target.architecture.draft
-        yield Setting("speculative_config.method", method, "the checkpoint's own draft, by --mtp", source=source)
-        yield Setting(
-            "speculative_config.num_speculative_tokens",
-            sizes.num_draft_tokens,
-            "draft tokens a step, by --mtp; requests with min_p are refused then",
-            source=source,
-        )
+    if not sizes.num_draft_tokens:
+        return
+    a, source = target.architecture, f"{_CONFIG}/speculative.py"
+    advice, measured = _DRAFTS[a.draft] if a.csa else ("", "")
+    yield Setting("speculative_config.method", a.draft, "the checkpoint's own draft, by --mtp", source=source)
+    yield Setting(
+        "speculative_config.num_speculative_tokens",
+        sizes.num_draft_tokens,
+        "draft tokens a step, by --mtp; requests with min_p are refused then" + (f". {advice}" if advice else ""),
+        source=f"{source}; {measured}" if measured else source,
+    )
 
 
 def _check(vllm: VllmVersion, key: str, value: Any) -> tuple[str, ...]:

@@ -121,6 +121,11 @@ def _with_gpus(target: VllmTarget, num_gpus: int) -> VllmTarget:
     ways = [chosen]
     if target.request.parallel is None:  # what the profile wants first
         ways.append(replace(chosen, data_parallel=not chosen.data_parallel))
+        # V4 has one KV head, whose cache tensor parallelism can't divide. The guides have TP for V4.1, whose cache is
+        # small, and without NVLink.
+        is_tp = target.architecture.host_bytes or target.profile.name == "latency" or target.gpu.nvlink_domain == 1
+        if target.architecture.csa and not is_tp:
+            ways.sort(key=_held_requests, reverse=True)
     # The first way that no rule refuses; where all are refused, the reasons of the wanted one are of use.
     for way in ways:
         with suppress(RefusedPlanError):
@@ -128,6 +133,14 @@ def _with_gpus(target: VllmTarget, num_gpus: int) -> VllmTarget:
             return way
     refuse(vllm_violations(_shares(chosen)))
     raise AssertionError("a refused layout breaks a rule")
+
+
+def _held_requests(target: VllmTarget) -> int:
+    """Return how many requests the KV caches hold; -1 where the model does not fit."""
+    with suppress(RefusedPlanError):
+        sizes, budget = choose_vllm_sizes(target)
+        return budget.concurrent_requests(sizes.workload.isl or 0, sizes.workload.osl or 0)
+    return -1
 
 
 def _shares(target: VllmTarget) -> VllmDeployment:

@@ -65,10 +65,14 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
 def serve_sh(plan: Plan, *, stamp: str) -> str:
     """Return serve.sh, which starts vLLM's OpenAI-compatible server."""
     flags = engine_flags(plan)
-    is_parsed = any(setting.key == "reasoning_parser" for setting in plan.settings)
-    if plan.variant.thinks and not is_parsed:
+    keys, a = {setting.key for setting in plan.settings}, plan.variant.architecture
+    own = a.model_type if a is not None and a.csa is not None else ""  # vLLM calls V4's parsers after the model
+    if plan.variant.thinks and "reasoning_parser" not in keys:
         reason = "the reasoning comes apart from the answer"
-        flags.append(shell.Flag(("--reasoning-parser", "deepseek_r1"), reason))
+        flags.append(shell.Flag(("--reasoning-parser", own or "deepseek_r1"), reason))
+    if own and "tool_call_parser" not in keys:
+        reason = "calls of tools come apart from the text, in V4's own tags"
+        flags.append(shell.Flag(("--enable-auto-tool-choice", "--tool-call-parser", own), reason))
     if asked := plan.variant.chat_template_kwargs:
         reason = "the model only thinks, and its chat format turns that on only when asked"
         flags.append(shell.Flag(_words("default_chat_template_kwargs", asked), reason))

@@ -98,7 +98,7 @@ def add_plan_options(verb: VerbParser) -> None:
     option(work, "--slo ttft=500,tpot=20", limits, slo)
 
     own = verb.add_argument_group("instead of what the profile chooses")
-    option(own, "--mtp N", "draft tokens per step, 0 for no multi-token prediction", number)
+    option(own, "--mtp N", "draft tokens per step, by the checkpoint's own draft (MTP or DSpark); 0 for none", number)
     option(own, "--relaxed-acceptance", "accept likely draft tokens while R1 reasons")
     option(own, "--kv-cache-dtype", "KV cache's type; auto: as in the checkpoint", choices=("auto", "fp8"))
     option(own, "--parallel", "of vLLM's attention (default: dp for throughput, else tp)", choices=("tp", "dp"))

@@ -266,11 +266,14 @@ _SECTIONS = (
     ("Attention data parallelism", ("enable_attention_dp", "attention_dp_config")),
     (
         "Limits and scheduling",
-        ("max_", "enable_chunked", "disable_overlap", "cuda_graph", "use_cuda_graph", "scheduling_"),
+        ("max_", "enable_chunked", "disable_overlap", "cuda_graph", "use_cuda_graph", "scheduling_", "compilation_"),
     ),
     (
         "KV cache",
-        ("kv_cache", "cache_transceiver", "enable_block_reuse", "gpu_memory_", "enable_prefix_", "block_size"),
+        (
+            *("kv_cache", "cache_transceiver", "enable_block_reuse", "gpu_memory_", "enable_prefix_", "block_size"),
+            "attention_config",
+        ),
     ),
     ("Experts", ("moe_", "all2all_")),
     ("Speculation", ("speculative",)),
