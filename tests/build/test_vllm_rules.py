@@ -183,6 +183,7 @@ def test_what_works_with_v4_depends_on_gpu_checkpoint_and_version():
         (on({ATTENTION: "FLASHINFER_MLA_SPARSE"}, **PRO, **B200), ["X010"]),
         (on({ATTENTION: "FLASHMLA_SPARSE_DSV4"}, **V32), ["X010"]),
         (on({ATTENTION: "FLASHMLA_SPARSE_DSV4"}, **PRO, **rtx), ["X008", "X025"]),
+        (on(**FLASH, **rtx), []),
         (on(flashinfer, **PRO), ["X008"]),
         (on(flashinfer, bf16, **PRO, **B200), []),
         (on(bf16, **PRO, **B200), ["X030"]),

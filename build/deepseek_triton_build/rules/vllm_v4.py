@@ -76,7 +76,7 @@ def _kv_type(d: VllmDeployment) -> Iterator[Violation]:
     elif csa.kv_source_layers:
         fits = given in ("auto", "fp8", "fp8_ds_mla") or (is_blackwell and given == "nvfp4_ds_mla")
     else:
-        fits = given.startswith("fp8") or (given == "auto" and not d.vllm.is_before("0.31.0"))
+        fits = d.has_fp8_kv or (given == "auto" and not d.vllm.is_before("0.31.0"))
     if not fits:
         message = f"V4's KV cache on {d.gpu.title} is FP8 with this attention backend, and kv_cache_dtype is {given}"
         yield Violation("kv_cache_dtype", message, "use kv_cache_dtype: fp8")
