@@ -78,7 +78,7 @@ def _custom_tokenizer(d: Deployment) -> Iterator[Violation]:
     aliases = {_V32_TOKENIZER: "dsa"} if d.is_before("1.3") else {_V32_TOKENIZER: "dsa", _V4_TOKENIZER: "csa"}
     if custom in aliases:
         if d.attention not in ("", aliases[custom]):
-            message = f"custom_tokenizer {custom} writes prompts of another model"
+            message = f"custom_tokenizer {custom} is for {'V4' if custom == _V4_TOKENIZER else 'V3.2'} only"
             yield Violation("custom_tokenizer", message, "remove custom_tokenizer")
     elif "." not in custom or not all(part.isidentifier() for part in custom.split(".")):
         message = (
