@@ -456,6 +456,7 @@ CASES = [
     ("disk", machine(closed=frozenset({"/root/.cache"})), R1, "warning", "/root/.cache can't be written to"),
     ("disk", machine(folders=frozenset({"/tmp"}), closed=frozenset({"/"})), NOTHING, "note", "/ can't be written to"),
     ("disk", machine(environ={"HOME": "/root", "HF_HOME": "/hf"}), HUB, "warning", "/hf/hub: 500 GiB free of 640 GiB"),
+    ("disk", machine(environ={"TILELANG_CACHE_DIR": "/t"}, closed=frozenset({"/"})), R1, "warning", "/ can't be"),
     ("disk", machine(disks={"/tmp": REFUSED}), R1, "skipped", "Permission denied"),
     ("ports", machine(taken={8001: "process 7 (nginx)"}), R1, "error", "8001 (gRPC) is taken by process 7 (nginx)"),
     ("ports", machine(taken={8001: "process 7 (nginx)"}), NOTHING, "note", "GRPC_PORT"),

@@ -144,12 +144,10 @@ _NAMES = {"mla": "one that is not sparse", "dsa": "a sparse one, such as FLASHML
 @RULES.error("X010")
 def _sparse_backend(d: VllmDeployment) -> Iterator[Violation]:
     backend, is_v4s = d.used_backend, "DSV4" in d.used_backend
-    fits = {
-        "mla": "SPARSE" not in backend and not is_v4s,
-        "dsa": "SPARSE" in backend and not is_v4s,
-        "csa": is_v4s or backend == "FLASHMLA_SPARSE",
-    }
-    if backend and not fits.get(d.attention, True):
+    fits = not is_v4s and (d.attention == "dsa") == ("SPARSE" in backend)
+    if d.attention == "csa":
+        fits = is_v4s or backend == "FLASHMLA_SPARSE"
+    if backend and d.attention and not fits:
         message = f"{backend}: this model needs {_NAMES[d.attention]}"
         yield Violation("attention_backend", message, "leave attention_backend out")
 

@@ -229,6 +229,7 @@ def check_disk(machine: Machine, expected: Expected) -> MachineFinding:
     needs = {  # folder -> free bytes
         _cache_home(environ): _CACHE_WANTED,
         environ.get("TRITON_CACHE_DIR") or f"{environ.get('HOME', '/root')}/.triton": _CACHE_WANTED,
+        **{environ[name]: _CACHE_WANTED for name in ("DG_JIT_CACHE_DIR", "TILELANG_CACHE_DIR") if environ.get(name)},
         environ.get("TMPDIR") or "/tmp": GIB,
     }
     if name and not os.path.isabs(name) and checkpoint_folder(machine, expected) is None:
