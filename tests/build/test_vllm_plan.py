@@ -142,7 +142,7 @@ FORMS = [  # bytes of a block
     ("deepseek-v4-flash", {"attention_backend": "FLASHINFER_MLA_SPARSE_DSV4", "kv_cache_dtype": "fp8"}, 891_392),
     ("deepseek-v4.1-flash", {}, 422_400),
     ("deepseek-v4.1-flash", NVFP4, 269_280),
-    ("deepseek-v4.1-flash", NVFP4 | {"attention_config.use_fp4_indexer_cache": True}, 228_096),
+    ("deepseek-v4.1-flash", NVFP4 | {"attention_config.indexer_kv_dtype": "mxfp4"}, 228_096),
 ]
 
 

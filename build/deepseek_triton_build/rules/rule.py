@@ -362,7 +362,7 @@ class VllmDeployment(AnyDeployment):
         """How V4's KV cache is stored, as block_pool calls it; empty where the arguments leave it open."""
         dtype = self.get("kv_cache_dtype")
         if dtype == "nvfp4_ds_mla":
-            return f"{dtype}, fp4" if self.get("attention_config.use_fp4_indexer_cache") else dtype
+            return f"{dtype}, fp4" if self.get("attention_config.indexer_kv_dtype") == "mxfp4" else dtype
         return self.kv_dtype if self.attention_backend == "FLASHINFER_MLA_SPARSE_DSV4" else ""
 
     def budget(self) -> Budget | None:
