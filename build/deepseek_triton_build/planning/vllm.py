@@ -273,7 +273,7 @@ def _kv_reason(target: VllmTarget, sizes: VllmSizes) -> tuple[str, str]:
         reason = "V4's own form of the cache: 448 values of an entry in FP8 and 64 in 16 bits, 584 bytes (fp8_ds_mla)"
         if target.architecture.host_bytes:
             reason = "V4.1's own form of the cache: 584 bytes an entry on Hopper, on Blackwell fewer, NVFP4 too"
-        return reason, "vLLM vllm/models/deepseek_v4/attention.py"
+        return reason, f"vLLM vllm/models/{target.architecture.model_type}/attention.py"
     if target.request.kv_dtype is not None:
         is_mla_on_hopper = target.gpu.architecture == "hopper" and target.architecture.attention != "dsa"
         kernel = "; on Hopper vLLM takes FLASHMLA for it" if sizes.kv_cache_dtype == "fp8" and is_mla_on_hopper else ""

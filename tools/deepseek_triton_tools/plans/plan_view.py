@@ -259,7 +259,7 @@ def how_to_get(plan: Plan) -> str:
 
 _MODEL_KEYS = (
     *("model", "backend", "trust_", "tokenizer_mode", "tensor_", "data_parallel_", "pipeline_", "moe_expert_"),
-    *("enable_expert_", "nnodes", "gpus_per_node"),
+    *("enable_expert_", "language_model_", "nnodes", "gpus_per_node"),
 )
 _SECTIONS = (
     ("Model and parallelism", _MODEL_KEYS),
@@ -275,7 +275,7 @@ _SECTIONS = (
             "attention_config",
         ),
     ),
-    ("Experts", ("moe_", "all2all_")),
+    ("Experts", ("moe_", "all2all_", "enable_flashinfer_")),
     ("Speculation", ("speculative",)),
     ("The backend's own (triton_config)", ("triton_config",)),
 )
