@@ -79,7 +79,7 @@ class Expected:
 
 def expected_from_json(text: str) -> Expected:
     values = json.loads(text)
-    return Expected(**{**values, "hosts": tuple(values["hosts"])})
+    return Expected(**{**values, **{name: tuple(values[name]) for name in ("hosts", "tables")}})
 
 
 Level = Literal["ok", "skipped", "note", "warning", "error"]
