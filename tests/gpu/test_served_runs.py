@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from gpu.beside_vllm_backend import PROMPT_TOKENS, prompts
+from gpu.compile_v4_kernels import num_splits
 from gpu.full_size import (
     MODELS,
     checkpoint,
@@ -124,6 +125,7 @@ def test_v4_is_warmed_up_with_each_number_of_tokens_that_has_kernels_of_its_own(
     given = {"max_num_batched_tokens": 512, "max_model_len": 400}
     assert list(warm_lengths(MODELS["deepseek-v4-flash"], given)) == [64, 128, 192, 256, 320, 384]
     assert not warm_lengths(MODELS["deepseek-r1"], given)
+    assert num_splits(512) == [16, 18, 22, 26, 33, 44, 64]
 
 
 def test_vllms_memory_is_read_from_its_log():
