@@ -73,6 +73,9 @@ def checkpoint(folder: Path, name: str, precision: str | None = None, num_layers
     config["quantization_config"] = model["quantization"][precision or next(iter(model["quantization"]))]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    # A checkpoint of V4 with fewer layers is known as a cut one by its index.
+    index = {"weight_map": {"layers.0.attn_norm.weight": "none.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     special: list[str] = model["special_tokens"]
     _tokenizer(special, config["vocab_size"]).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special[0], "eos_token": special[1]}
@@ -139,10 +142,13 @@ def memory_found(log: str) -> dict[str, float]:
     }
 
 
-def memory_planned(plan: Mapping[str, Any]) -> dict[str, float]:
-    """The same of the plan, in GiB; `total` is the GPU's."""
+def memory_planned(plan: Mapping[str, Any], block_tokens: int | None = None) -> dict[str, float]:
+    """The same of the plan, in GiB; `total` is the GPU's. Of a cache with blocks of `block_tokens` vLLM's log counts
+    the tokens otherwise: then the blocks are told."""
     memory = plan["memory"]
     parts = {name: round(memory[name] / 2**30, 2) for name in ("weights", "kv_cache", "cuda_graphs", "free", "total")}
+    if block_tokens:
+        return parts | {"kv_blocks": memory["kv_tokens"] // block_tokens}
     return parts | {"kv_tokens": memory["kv_tokens"]}
 
 
@@ -282,7 +288,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     set_environment({**ENVIRONMENT, **MODELS[arguments.model].get("environment", {})})
     repository, plan = prepare(arguments, importlib.metadata.version("vllm").partition("+")[0])
-    planned = memory_planned(plan)
+    planned = memory_planned(plan, MODELS[arguments.model].get("block_tokens"))
     given = engine_arguments(repository)
     (folder / "machine.json").write_text(json.dumps(machine() | {"engine_arguments": given}, indent=1))
     longest, idle = 0.0, gpu_memory_mib()

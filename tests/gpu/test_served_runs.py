@@ -121,6 +121,19 @@ def test_the_repository_is_the_plans_and_the_engine_alone_gets_its_arguments(tmp
     assert planned["weights"] + planned["kv_cache"] < planned["total"] < 141
 
 
+def test_one_gpu_gets_the_first_layers_of_v4(tmp_path):
+    options = ["--model", "deepseek-v4-flash", "--layers", "32", "--shapes", "1000/1000", "--batches", "1", "64"]
+    arguments = parse_arguments(["--output", str(tmp_path), *options])
+
+    repository, plan = prepare(arguments, vllm="0.25.1")
+
+    expected = {"tensor_parallel_size": 1, "kv_cache_dtype": "fp8", "load_format": "dummy", "max_num_seqs": 64}
+    assert expected.items() <= engine_arguments(repository).items()
+    planned = memory_planned(plan, block_tokens=256)
+    assert planned["weights"] == pytest.approx(109.31, abs=1)  # vLLM's log on an H200
+    assert planned["kv_blocks"] == pytest.approx(30_411, rel=0.1)
+
+
 def test_v4_is_warmed_up_with_each_number_of_tokens_that_has_kernels_of_its_own():
     given = {"max_num_batched_tokens": 512, "max_model_len": 400}
     assert list(warm_lengths(MODELS["deepseek-v4-flash"], given)) == [64, 128, 192, 256, 320, 384]
