@@ -20,7 +20,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
     kv_bytes_per_token,
     weight_bytes_per_gpu,
 )
-from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Precision
+from deepseek_triton_build.data.catalog import Architecture, CompressedAttention, Gpu, KnownCheckpoint, Precision
 from deepseek_triton_build.data.vllm import VllmVersion
 
 # Memory that nvidia-smi counts and PyTorch does not: 140.4 against 139.8 GiB on an H200, 79.6 against 79.1 on an H100
@@ -89,7 +89,7 @@ def vllm_budget(
         graphs = shared + len(captured_sizes(max_num_seqs, num_draft_tokens)) * each
     # The queries, a copy with the rotated part, and the output.
     if csa:
-        attention = _of_compressed(a, heads, max_num_batched_tokens, max_model_len or a.max_position_embeddings)
+        attention = _of_compressed(a, csa, heads, max_num_batched_tokens, max_model_len or a.max_position_embeddings)
     else:
         key = a.qk_nope_head_dim + a.qk_rope_head_dim
         attention = int(max_num_batched_tokens * heads * (2 * key + a.v_head_dim) * 2)
@@ -114,15 +114,9 @@ def vllm_budget(
     pool = None
     if csa:
         usual = "mxfp8" if csa.kv_source_layers and gpu.architecture == "blackwell" else DS_MLA
-        pool = block_pool(
-            max(0, kv_cache),
-            csa,
-            a.num_layers + mtp * a.num_mtp_layers,
-            vllm,
-            tokens=max_num_batched_tokens,
-            drafts=num_draft_tokens,
-            form=kv_form or usual,
-        )
+        windows, form = a.num_layers + mtp * a.num_mtp_layers, kv_form or usual
+        tokens, drafts = max_num_batched_tokens, num_draft_tokens
+        pool = block_pool(max(0, kv_cache), csa, windows, vllm, tokens=tokens, drafts=drafts, form=form)
     return Budget(
         memory=gpu.memory,
         weights=held,
@@ -146,10 +140,8 @@ def bytes_beside(architecture: Architecture, layout: Layout) -> int:
     return _BESIDE_BYTES + int(_CONTEXT_TOKENS * _heads(a, layout) * (a.qk_nope_head_dim + a.qk_rope_head_dim) * 2)
 
 
-def _of_compressed(architecture: Architecture, heads: float, tokens: int, longest: int) -> int:
+def _of_compressed(a: Architecture, csa: CompressedAttention, heads: float, tokens: int, longest: int) -> int:
     """Return the bytes of an iteration's attention and streams in V4, 16 bits a value (vllm/models/deepseek_v4)."""
-    a, csa = architecture, architecture.csa
-    assert csa is not None
     # FlashMLA takes 64 heads or 128. The residual stream is there hc_mult times, and once more for the draft.
     values = 3 * (64 if heads <= 64 else 128) * csa.head_dim + 3 * csa.hc_mult * a.hidden_size
     chosen, metadata = a.index_topk * 4, 2 * (longest // 128) * 4

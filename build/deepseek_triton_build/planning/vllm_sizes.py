@@ -181,8 +181,11 @@ def choose_vllm_sizes(target: VllmTarget) -> tuple[VllmSizes, Budget]:
     why += ", and a batch beside a prompt" if target.architecture.csa else ""
     for sizes in _smaller_and_smaller(wanted, fewest, why):
         budget = _budget(target, sizes)
-        is_smallest = sizes.max_num_batched_tokens // 2 < fewest
-        if budget.longest_start >= sizes.max_model_len and (is_smallest or _leaves_a_batch(budget, sizes)):
+        isl, osl = sizes.workload.isl or 0, sizes.workload.osl or 0
+        # Blocks for a prompt of V4 should leave room for a batch, or for nearly as many requests as without.
+        held, is_fewer = budget.pool.requests(isl, osl) if budget.pool else (0, False)
+        is_enough = sizes.max_num_batched_tokens // 2 < fewest or held >= sizes.max_num_seqs or not is_fewer
+        if budget.longest_start >= sizes.max_model_len and is_enough:
             return sizes, budget
     budget = _budget(target, wanted)
     share = wanted.gpu_memory_utilization * budget.memory
@@ -193,14 +196,6 @@ def choose_vllm_sizes(target: VllmTarget) -> tuple[VllmSizes, Budget]:
         f"{min(wanted.max_model_len, LEAST_KV_TOKENS):,} tokens",
         fix="use more GPUs or shorter requests",
     )
-
-
-def _leaves_a_batch(budget: Budget, sizes: VllmSizes) -> bool:
-    """Tell whether the blocks that a prompt of V4 needs leave room for a batch, or for nearly as many as without."""
-    if budget.pool is None:
-        return True
-    held, is_fewer = budget.pool.requests(sizes.workload.isl or 0, sizes.workload.osl or 0)
-    return held >= sizes.max_num_seqs or not is_fewer
 
 
 def _wanted(target: VllmTarget) -> VllmSizes:

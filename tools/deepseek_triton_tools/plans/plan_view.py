@@ -27,8 +27,6 @@ SCHEMA = "deepseek-triton/plan/1"
 
 _LENGTHS = ((1024, 1024), (1024, 2048), (8192, 1024), (32768, 4096), (65536, 4096), (131072, 4096))
 """Lengths (input tokens, output tokens) for which concurrency is shown if none is asked for."""
-
-
 _LIMITS = {"kv_cache": "KV cache", "prefill": "KV cache for a prompt"}
 
 
@@ -350,10 +348,7 @@ def _show_memory(plan: Plan) -> None:
     rows.append(("", "in all", budget.memory, ""))
     cells = [(mark, name, f"{size / GIB:6.1f}", what) for mark, name, size, what in rows]
     show(Table(title="", headings=("", "part", "GiB", ""), rows=cells))
-    counts = [
-        (f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}", _LIMITS.get(c.limit, c.limit))
-        for c in _concurrency(plan)
-    ]
+    counts = [(*(f"{number:,}" for number in row[:4]), _LIMITS.get(row.limit, row.limit)) for row in _concurrency(plan)]
     limit = "max_num_seqs" if plan.vllm else "max_batch_size"
     title = f"Requests at once, of all {plan.world_size} GPUs; {limit} allows {plan.max_concurrency:,}"
     headings = ("input tokens", "output tokens", "KV cache holds", "run at once", "limit")
