@@ -337,7 +337,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=nearest_above),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],
-        "release": [variant.min_release if variant.min_release in CANDIDATES else DEFAULT_RELEASE],
+        "release": [*({variant.min_release} & {*CANDIDATES}), DEFAULT_RELEASE],
         "vllm": [vllm_since(variant.min_vllm)] if request.vllm else [],
         "profile": [variant.profile or DEFAULT_PROFILE],
         "allow_unpublished": [True] if request.engine != "vllm" else [],
