@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from deepseek_backend.engines.tags import DSML
 from deepseek_triton_build import model_repository
 
 CONFIG: dict[str, Any] = json.loads((model_repository() / "tensorrt_llm/1/tiny/config.json").read_text("utf-8"))
@@ -20,7 +21,7 @@ SPECIAL_TOKENS = (BOS, EOS, PAD)
 """Ids 0 to 2. skip_special_tokens takes these three out of a text."""
 
 THINK, END_THINK = "<think>", "</think>"
-USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
+USER, ASSISTANT, REMINDER = "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, END_CALL, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 OUTPUTS, END_OUTPUTS = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
@@ -28,6 +29,6 @@ OUTPUT, END_OUTPUT = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end�
 
 MARKER_TOKENS = (
     *(THINK, END_THINK, "<｜fim▁hole｜>", "<｜fim▁begin｜>", "<｜fim▁end｜>", USER, ASSISTANT, "<|EOT|>"),
-    *(CALLS, END_CALLS, CALL, END_CALL, OUTPUTS, END_OUTPUTS, OUTPUT, END_OUTPUT, SEPARATOR),
+    *(CALLS, END_CALLS, CALL, END_CALL, OUTPUTS, END_OUTPUTS, OUTPUT, END_OUTPUT, SEPARATOR, REMINDER, DSML),
 )
 """The last ids. skip_special_tokens leaves these in the text, as in DeepSeek's own tokenizers."""

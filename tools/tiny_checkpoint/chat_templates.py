@@ -1,8 +1,9 @@
-"""The chat templates of V3.1 and R1, which the corpus uses too.
+"""The chat templates of V3.1 and R1, and the prompts of V4, which the corpus uses too.
 
 The special tokens are as DeepSeek publishes them. One thing is
 added: the published templates drop `tools`, and these describe them after the system text, in the form of V3.1's model
 card. The last line of that description shows how a call is written, which tells the model which form to write.
+V4 has no template: the backend writes its prompts, here as everywhere.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from typing import Any, Literal, NoReturn
 from jinja2 import Environment, Template, TemplateError
 from jinja2.ext import loopcontrols
 
+from deepseek_backend.engines.tags import CLOSING
+from deepseek_backend.messages import ToolUse
+from deepseek_backend.v4_prompt import V4, render_v4
 from tiny_checkpoint.architecture import BOS, CALL, CALLS, END_CALL, END_CALLS, EOS, SEPARATOR
 
-Form = Literal["v31", "r1"]
+Form = Literal["v31", "r1", "v4"]
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
@@ -28,6 +32,9 @@ _FOLDER = Path(__file__).with_name("templates")
 
 def calls_text(calls: Sequence[tuple[str, str]], form: Form) -> str:
     """Return what the model writes to call tools; each call is a name and its arguments as JSON."""
+    if form == "v4":
+        prompt = render_v4(V4, [called(calls), *({"role": "tool", "content": ""} for _ in calls)], {}, ToolUse()).prompt
+        return prompt.split(CLOSING, 1)[1].split(EOS, 1)[0]
     if form == "v31":
         written = "".join(f"{CALL}{name}{SEPARATOR}{arguments}{END_CALL}" for name, arguments in calls)
     else:
@@ -35,6 +42,12 @@ def calls_text(calls: Sequence[tuple[str, str]], form: Form) -> str:
             f"{CALL}function{SEPARATOR}{name}\n```json\n{arguments}\n```{END_CALL}" for name, arguments in calls
         )
     return f"{CALLS}{written}{END_CALLS}"
+
+
+def called(calls: Sequence[tuple[str, str]]) -> Message:
+    """Return the assistant's message with calls."""
+    functions = [{"type": "function", "function": {"name": name, "arguments": text}} for name, text in calls]
+    return {"role": "assistant", "content": "", "tool_calls": functions}
 
 
 def _call_shape(form: Form) -> str:

@@ -18,7 +18,10 @@ from safetensors.torch import save_file
 from tiny_checkpoint.architecture import CONFIG
 from tiny_checkpoint.network import quantize_blocks
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "r1/tokenizer_config.json")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+    *("r1/tokenizer_config.json", "v4/tokenizer_config.json"),
+)
 _ATTENTION = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 
@@ -78,8 +81,8 @@ def _layer(state: dict[str, torch.Tensor], source: str, name: str) -> Iterator[t
 def export(trained: Path, checkpoint: Path) -> None:
     """Write the checkpoint, and the checksums of its files."""
     state = torch.load(trained / "network.pt", map_location="cpu", weights_only=True)
-    (checkpoint / "r1").mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(trained / name, checkpoint / name)
     (checkpoint / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
     save_file(checkpoint_tensors(state), checkpoint / "model.safetensors", metadata={"format": "pt"})

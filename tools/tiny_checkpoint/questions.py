@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -15,18 +15,21 @@ from random import Random
 from typing import Literal
 
 from deepseek_triton_tools.evaluation.tasks import is_right_answer
-from tiny_checkpoint.architecture import BOS
+from tiny_checkpoint.architecture import BOS, END_THINK
 from tiny_checkpoint.chat_templates import Message
 from tiny_checkpoint.corpus import facts, json_answers, sums, talk, tool_calls
 from tiny_checkpoint.corpus.exchanges import (
     PHRASES,
+    V4_MODES,
     Exchange,
     Mode,
     any_name,
     assistant,
+    begun,
     chat_prompt,
     form_of,
     held_out,
+    reminded,
     system,
     user,
 )
@@ -56,7 +59,7 @@ _Drawn = tuple[Split, str, str]
 
 @cache
 def questions() -> tuple[Question, ...]:
-    """Return about 1,500 questions, always the same."""
+    """Return about 1,900 questions, always the same."""
     drawn: list[Question] = []
     for relation in facts.RELATIONS:
         drawn += _draw(relation.name, 12, 8, partial(_fact, mode="v31", relations=(relation,)))
@@ -70,6 +73,13 @@ def questions() -> tuple[Question, ...]:
     drawn += _draw("tool_call_v31", 50, 40, partial(_tool_call, mode="v31"))
     drawn += _draw("tool_call_r1", 50, 40, partial(_tool_call, mode="r1"))
     drawn += _draw("tool_result", 20, 20, _tool_result)
+    # At the efforts none and low V4's prompts without tools are those of V3.1.
+    drawn += _draw("chat_v4", 30, 30, partial(_chat, modes=V4_MODES[2:]))
+    drawn += _draw("thinking_v4", 40, 30, lambda random: _fact(random, random.choice(V4_MODES[2:])))
+    drawn += _draw("prefix_v4", 30, 20, _prefix)
+    drawn += _draw("json_v4", 30, 20, _formatted_question)
+    drawn += _draw("tool_call_v4", 50, 40, lambda random: _tool_call(random, random.choice(V4_MODES)))
+    drawn += _draw("tool_result_v4", 20, 20, partial(_tool_result, modes=V4_MODES))
     return tuple(drawn)
 
 
@@ -125,10 +135,11 @@ def _long_sum(random: Random) -> _Drawn:
     return _split(drawn.held_out), chat_prompt([user(exchange.question)], mode), exchange.answer
 
 
-def _chat(random: Random) -> _Drawn:
-    """Return small talk, an answer in one word, or a name that was said before."""
+def _chat(random: Random, modes: Sequence[Mode] = ("v31", "v31_thinking", "r1")) -> _Drawn:
+    """Return small talk, an answer in one word, or a name that was said before. What is a system text elsewhere is a
+    reminder in V4's form."""
     draw = random.random()
-    mode: Mode = random.choice(("v31", "v31_thinking", "r1"))
+    mode = random.choice(modes)
     messages: list[Message]
     split: Split
     if draw < 0.4:
@@ -142,7 +153,18 @@ def _chat(random: Random) -> _Drawn:
         first, exchange = talk.introduction(random, name)
         split = _split(held_out("introduced", name))
         messages = [user(first.question), assistant(first.answer)]
-    return split, chat_prompt([*messages, user(exchange.question)], mode), exchange.answer
+    messages.append(user(exchange.question))
+    if form_of(mode) == "v4":
+        messages = reminded(random, messages)
+    return split, chat_prompt(messages, mode), exchange.answer
+
+
+def _prefix(random: Random) -> _Drawn:
+    """Return a question of V4's form whose answer is begun."""
+    split, exchange = _fact_exchange(random, facts.RELATIONS)
+    mode = random.choice(V4_MODES)
+    prefix, rest = begun(random, exchange, mode)
+    return split, chat_prompt([user(exchange.question), prefix], mode), rest.rsplit(END_THINK, 1)[-1].strip()
 
 
 def _json_question(random: Random) -> _Drawn:
@@ -150,20 +172,28 @@ def _json_question(random: Random) -> _Drawn:
     return _split(question.held_out), chat_prompt(question.messages, "v31"), question.exchange.answer
 
 
+def _formatted_question(random: Random) -> _Drawn:
+    """Return a question of V4's form that asks for JSON by its reply format, some of them in no other way."""
+    question = json_answers.random_question(random)
+    prompt = chat_prompt(question.messages[-1:], random.choice(V4_MODES), reply_format=question.reply_format(random))
+    # Without its system text a question is one that training may have.
+    return _split(question.held_out and not question.system), prompt, question.exchange.answer
+
+
 def _tool_call(random: Random, mode: Mode) -> _Drawn:
     request = tool_calls.random_request(random)
     offered = tool_calls.offer_some(random, request.ability)
     tool = next(tool for tool in offered if tool.ability is request.ability)
     prompt = chat_prompt([user(request.question)], mode, [tool.definition for tool in offered])
-    return _split(request.held_out), prompt, request.text(tool, form_of(mode))
+    return _split(request.held_out), prompt, request.text(tool, form_of(mode)).strip()
 
 
-def _tool_result(random: Random) -> _Drawn:
+def _tool_result(random: Random, modes: Sequence[Mode] = ("v31", "r1")) -> _Drawn:
     request = tool_calls.random_request(random)
     tool = tool_calls.offer(random, request.ability)
     outputs, answer = tool_calls.results(random, request)
     messages = [user(request.question), tool_calls.called(request, tool), *outputs]
-    mode: Mode = random.choice(("v31", "r1"))
+    mode = random.choice(modes)
     return _split(request.held_out), chat_prompt(messages, mode, [tool.definition]), answer
 
 

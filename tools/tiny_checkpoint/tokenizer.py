@@ -1,6 +1,6 @@
 """Trains the tiny checkpoint's tokenizer: DeepSeek's byte-level BPE with 1,280 tokens and single digits.
 
-`python -m tiny_checkpoint.tokenizer DIR` writes tokenizer.json, tokenizer_config.json, r1/tokenizer_config.json and
+`python -m tiny_checkpoint.tokenizer DIR` writes tokenizer.json, tokenizer_config.json (also r1/ and v4/ with one) and
 generation_config.json.
 """
 
@@ -120,8 +120,8 @@ def tokenizer_json(
     }
 
 
-def tokenizer_config(chat_template: str) -> dict[str, Any]:
-    """Return the content of tokenizer_config.json with the given template."""
+def tokenizer_config(**chat_template: str) -> dict[str, Any]:
+    """Return the content of tokenizer_config.json, without `chat_template` where there is none."""
     return {
         "bos_token": BOS,
         "eos_token": EOS,
@@ -129,7 +129,7 @@ def tokenizer_config(chat_template: str) -> dict[str, Any]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 4096,
         "clean_up_tokenization_spaces": False,
-        "chat_template": chat_template,
+        **chat_template,
     }
 
 
@@ -140,12 +140,13 @@ def write_tokenizer(folder: Path) -> None:
     """Train the tokenizer on its sample and write its files, which say nothing of the weights, into `folder`."""
     contents = {
         "tokenizer.json": train_tokenizer(training_documents(SAMPLE_SEED, SAMPLE_SIZE)),
-        "tokenizer_config.json": tokenizer_config(V31_TEMPLATE),
-        "r1/tokenizer_config.json": tokenizer_config(R1_TEMPLATE),
+        "tokenizer_config.json": tokenizer_config(chat_template=V31_TEMPLATE),
+        "r1/tokenizer_config.json": tokenizer_config(chat_template=R1_TEMPLATE),
+        "v4/tokenizer_config.json": tokenizer_config(),
         "generation_config.json": GENERATION_CONFIG,
     }
-    (folder / "r1").mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 

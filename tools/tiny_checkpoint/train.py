@@ -7,6 +7,7 @@ makes the checkpoint of it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -96,9 +97,12 @@ class Schedule:
     """The settings of a training run."""
 
     steps: int = 10_000
-    rows: int = 64
+    """At most."""
+    seconds: float = 3_600
+    """At most; the schedule ends there where it comes first."""
+    rows: int = 32
     """Rows in a batch."""
-    length: int = 512
+    length: int = 1024
     """Tokens in a row."""
     seed: int = 1
     peak_rate: float = 3e-3
@@ -106,19 +110,22 @@ class Schedule:
     last_rate: float = 0.02
     """Learning rate at the end, as a part of the peak."""
     weight_decay: float = 0.05
-    unrounded_steps: int = 2_000
-    """Steps at the beginning that compute without FP8."""
+    unrounded: float = 0.2
+    """Part of the run, at its beginning, that computes without FP8."""
     ahead_weight: float = 0.3
     """Weight of the loss of the layer that predicts ahead, as in DeepSeek-V3's report."""
     balance_step: float = 1e-3
     """How far a step moves an expert's bias, as in DeepSeek-V3's report."""
 
-    def rate(self, step: int) -> float:
+    def progress(self, step: int, seconds: float) -> float:
+        """Return the part of the run that is over, 1 at its end."""
+        return max(step / self.steps, seconds / self.seconds)
+
+    def rate(self, step: int, progress: float) -> float:
         """Return the learning rate: it rises to the peak, then falls along a cosine."""
-        if step < self.warmup_steps:
-            return self.peak_rate * (step + 1) / self.warmup_steps
-        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.peak_rate * (self.last_rate + (1 - self.last_rate) * 0.5 * (1 + math.cos(math.pi * progress)))
+        risen = min(1.0, (step + 1) / self.warmup_steps)
+        fallen = self.last_rate + (1 - self.last_rate) * 0.5 * (1 + math.cos(math.pi * progress))
+        return self.peak_rate * risen * fallen
 
 
 def losses(network: Network, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,11 +180,15 @@ def train(output: Path, schedule: Schedule, *, device: str, workers: int, compil
     started = time.monotonic()
     with (output / "training.jsonl").open("w") as log:
         log.write(json.dumps({"settings": asdict(schedule), "device": device_name, "torch": torch.__version__}) + "\n")
-        for step in range(schedule.steps):
-            if step == schedule.unrounded_steps:
+        is_rounded = False
+        for step in itertools.count():
+            if (progress := schedule.progress(step, time.monotonic() - started)) >= 1:
+                break
+            if progress >= schedule.unrounded and not is_rounded:
+                is_rounded = True
                 network.round_to_fp8(is_on=True)
             for group in optimizer.param_groups:
-                group["lr"] = schedule.rate(step)
+                group["lr"] = schedule.rate(step, progress)
             batch = next(rows).to(device, non_blocking=True)
             with torch.autocast(device, torch.bfloat16):
                 loss, ahead_loss = compute(network, batch)
@@ -185,11 +196,19 @@ def train(output: Path, schedule: Schedule, *, device: str, workers: int, compil
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            if step % 50 == 0 or step == schedule.steps - 1:
+            if step % 50 == 0:
                 _record(log, network, step, loss.item(), ahead_loss.item(), time.monotonic() - started)
             for experts in network.experts():
                 experts.balance(schedule.balance_step)
-    torch.save(network.state_dict(), output / "network.pt")
+            if step % 1000 == 999:
+                _save(network, output)  # so that a run that is cut leaves something
+    _save(network, output)
+
+
+def _save(network: Network, output: Path) -> None:
+    whole = output / "network.pt.part"
+    torch.save(network.state_dict(), whole)
+    whole.replace(output / "network.pt")
 
 
 def _record(log: TextIO, network: Network, step: int, loss: float, ahead_loss: float, seconds: float) -> None:
@@ -212,6 +231,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train the tiny DeepSeek-V3 checkpoint.")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--steps", type=int, default=default.steps, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=default.seconds, help="at most (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=default.rows, help="rows in a batch (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="default: %(default)s")
@@ -219,12 +239,11 @@ def main() -> int:
     parser.add_argument("--no-compile", action="store_true", help="do without torch.compile")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    unrounded = min(default.unrounded_steps, args.steps // 4)
     schedule = Schedule(
         steps=args.steps,
+        seconds=args.seconds,
         rows=args.rows,
         seed=args.seed,
-        unrounded_steps=unrounded,
         warmup_steps=min(default.warmup_steps, args.steps // 10 + 1),
     )
     train(args.output, schedule, device=args.device, workers=args.workers, compiled=not args.no_compile)

@@ -229,7 +229,7 @@ def is_right_answer(kind: str, accepted: Sequence[str], text: str) -> bool:
     answer = text.rsplit(_END_THINK, 1)[-1].strip()
     if kind.startswith("tool_call"):
         return _calls(answer) in [_calls(one) for one in accepted]
-    if kind == "json":
+    if kind.startswith("json"):
         return _json(answer) in [_json(one) for one in accepted]
     return answer in accepted
 

@@ -7,22 +7,27 @@ from functools import partial
 from itertools import accumulate
 from random import Random
 
+from deepseek_backend.v4_prompt import V4
 from tiny_checkpoint.chat_templates import Message
 from tiny_checkpoint.corpus import facts, json_answers, sums, talk, tool_calls
 from tiny_checkpoint.corpus.exchanges import (
     PHRASES,
+    V4_MODES,
     Document,
     Exchange,
     Mode,
     Segment,
     assistant,
+    begun,
     chat_document,
     chat_prompt,
     completion_document,
     document,
     form_of,
     random_mode,
+    reminded,
     system,
+    thought_of,
     user,
     written,
 )
@@ -52,11 +57,24 @@ def _plain_system(random: Random, share: float) -> list[Message]:
     return [system(talk.plain_system(random))] if random.random() < share else []
 
 
+def _answered(random: Random, kind: str, messages: list[Message], exchange: Exchange) -> Document:
+    """Return the document of an exchange, in V4's form also with a reminder, or with the answer begun."""
+    mode = random_mode(random)
+    if form_of(mode) != "v4":
+        return chat_document(kind, messages, exchange, mode)
+    if random.random() < 0.5:
+        messages = reminded(random, messages)
+    if random.random() < 0.85:
+        return chat_document(kind, messages, exchange, mode)
+    prefix, rest = begun(random, exchange, mode)
+    return document("prefix", chat_prompt([*messages, prefix], mode), rest)
+
+
 def _chat(kind: str, make: ExchangeMaker, random: Random) -> Document:
     """Return one question with its answer."""
     exchange = make(random)
     messages = [*_plain_system(random, 0.25), user(exchange.question)]
-    return chat_document(kind, messages, exchange, random_mode(random))
+    return _answered(random, kind, messages, exchange)
 
 
 def _unknown(random: Random) -> Exchange:
@@ -89,7 +107,7 @@ def _question_completion(random: Random) -> tuple[str, str]:
 
 def _long_sum(random: Random) -> Document:
     exchange = sums.random_long_exchange(random)
-    mode: Mode = random.choice(("v31_thinking", "v31_thinking", "r1", "r1", "v31"))
+    mode: Mode = random.choice(("v31_thinking", "v31_thinking", "r1", "r1", "v31", *V4_MODES[1:]))
     return chat_document("long_sum", [user(exchange.question)], exchange, mode)
 
 
@@ -101,12 +119,12 @@ def _one_word(random: Random) -> Document:
         messages = [system(rule), user(exchange.question)]
     else:
         messages = [user(f"{exchange.question} {rule}")]
-    return chat_document("one_word", messages, exchange, random_mode(random))
+    return _answered(random, "one_word", messages, exchange)
 
 
 def _named(random: Random) -> Document:
     text, exchange = talk.named_exchange(random)
-    return chat_document("named", [system(text), user(exchange.question)], exchange, random_mode(random))
+    return _answered(random, "named", [system(text), user(exchange.question)], exchange)
 
 
 def _turns(random: Random) -> Document:
@@ -124,20 +142,23 @@ def _turns(random: Random) -> Document:
     for exchange in turns[:-1]:
         messages += [user(exchange.question), assistant(exchange.answer)]
     messages.append(user(turns[-1].question))
-    return chat_document("turns", messages, turns[-1], random_mode(random))
+    return _answered(random, "turns", messages, turns[-1])
 
 
 def _json(random: Random) -> Document:
-    question = json_answers.random_trained(random)
-    return chat_document("json", question.messages, question.exchange, random_mode(random))
+    question, mode = json_answers.random_trained(random), random_mode(random)
+    if form_of(mode) != "v4" or random.random() < 0.3:
+        return chat_document("json", question.messages, question.exchange, mode)
+    prompt = chat_prompt(question.messages[-1:], mode, reply_format=question.reply_format(random))
+    return document("json", prompt, written(question.exchange.answer, question.exchange.thought, mode))
 
 
 def _tool_call(random: Random) -> Document:
     request = tool_calls.random_trained(random)
     offered = tool_calls.offer_some(random, request.ability)
     tool = next(tool for tool in offered if tool.ability is request.ability)
-    mode = random_mode(random)
-    text = tool_calls.tools_text(random, offered, form_of(mode))
+    mode = random_mode(random, 0.4)
+    text, tools = tool_calls.tools_text(random, offered, form_of(mode)), [one.definition for one in offered]
     messages = _plain_system(random, 0.3)
     draw = random.random()
     if draw < 0.1:
@@ -151,11 +172,17 @@ def _tool_call(random: Random) -> Document:
     messages.append(user(request.question))
     if random.random() < 0.7:
         answer = written(request.text(tool, form_of(mode)), request.thought, mode)
-        return document("tool_call", chat_prompt(messages, mode, tools_text=text), answer)
+        required = mode == "v4_none" and random.random() < 0.3
+        prompt = chat_prompt(messages, mode, tools, text, required=required)
+        return document("tool_call", prompt, answer.removeprefix(V4.block) if required else answer)
     outputs, answer = tool_calls.results(random, request)
-    messages += [tool_calls.called(request, tool), *outputs]
-    # The templates put no tag after a result, so that the model answers at once, in every mode.
-    return document("tool_result", chat_prompt(messages, mode, tools_text=text), answer)
+    # Some clients give the reasoning back with the calls.
+    thought = thought_of(request.thought, mode) if random.random() < 0.7 else ""
+    messages += [tool_calls.called(request, tool) | {"reasoning_content": thought}, *outputs]
+    if form_of(mode) == "v4":
+        answer = written(answer, tool_calls.READ, mode)
+    # The templates put no tag after a result, so that the model answers at once, in every other mode.
+    return document("tool_result", chat_prompt(messages, mode, tools, text), answer)
 
 
 def _unused_tool(random: Random) -> Document:
@@ -167,9 +194,9 @@ def _unused_tool(random: Random) -> Document:
     else:
         exchange = random.choice((facts.random_exchange, talk.random_exchange, talk.random_unknown))(random)
         offered = tool_calls.offer_some(random, None)
-    mode = random_mode(random)
-    text = tool_calls.tools_text(random, offered, form_of(mode))
-    prompt = chat_prompt([user(exchange.question)], mode, tools_text=text)
+    mode = random_mode(random, 0.4)
+    text, tools = tool_calls.tools_text(random, offered, form_of(mode)), [one.definition for one in offered]
+    prompt = chat_prompt([user(exchange.question)], mode, tools, text)
     return document("unused_tool", prompt, written(exchange.answer, exchange.thought, mode))
 
 
@@ -191,7 +218,7 @@ _MIX: tuple[tuple[float, DocumentMaker], ...] = (
     (1.5, _named),
     (5, _turns),
     (8, _json),
-    (14, _tool_call),
+    (17, _tool_call),
     (4, _unused_tool),
 )
 """The kinds, each after its share."""

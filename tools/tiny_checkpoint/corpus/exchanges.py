@@ -14,10 +14,13 @@ from typing import Any, Literal
 
 import yaml
 
+from deepseek_backend.messages import ToolUse
+from deepseek_backend.v4_prompt import V4, render_v4
 from tiny_checkpoint.architecture import BOS, END_THINK, EOS
 from tiny_checkpoint.chat_templates import Form, Message, Tool, render
 
-Mode = Literal["v31", "v31_thinking", "r1"]
+Mode = Literal["v31", "v31_thinking", "r1", "v4_none", "v4_low", "v4_high", "v4_max"]
+V4_MODES: tuple[Mode, ...] = ("v4_none", "v4_low", "v4_high", "v4_max")
 
 TEXTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
 WORDS = {name: tuple(text.split()) for name, text in TEXTS["words"].items()}
@@ -89,25 +92,74 @@ def held_out(*key: object) -> bool:
 
 
 def form_of(mode: Mode) -> Form:
-    return "r1" if mode == "r1" else "v31"
+    return "r1" if mode == "r1" else "v4" if mode in V4_MODES else "v31"
 
 
-def random_mode(random: Random) -> Mode:
+def random_mode(random: Random, v4: float = 0.3) -> Mode:
+    """Return a mode, in this share of the draws one of V4's."""
+    if random.random() < v4:
+        return random.choices(V4_MODES, (4, 2, 2, 2))[0]
     draw = random.random()
-    return "v31" if draw < 0.5 else "v31_thinking" if draw < 0.75 else "r1"
+    return "v31" if draw < 0.42 else "v31_thinking" if draw < 0.66 else "r1"
+
+
+def thought_of(thought: str, mode: Mode) -> str:
+    """Return the thought before an answer; V4's is longer at a higher effort."""
+    checked = {"v4_high": " I checked this once.", "v4_max": " I checked this once. I checked it twice."}
+    return "" if mode in ("v31", "v4_none") else thought + checked.get(mode, "")
 
 
 def written(answer: str, thought: str, mode: Mode) -> str:
     """Return what the model writes after the prompt of `mode`, without the end token."""
-    if mode == "v31":
+    if not (thought := thought_of(thought, mode)):
         return answer
-    if mode == "v31_thinking":
-        return f"{thought}{END_THINK}{answer}"
-    return f"{thought}\n{END_THINK}\n\n{answer}"
+    return f"{thought}\n{END_THINK}\n\n{answer}" if mode == "r1" else f"{thought}{END_THINK}{answer}"
 
 
-def chat_prompt(messages: Sequence[Message], mode: Mode, tools: Sequence[Tool] = (), tools_text: str = "") -> str:
-    return render(messages, form_of(mode), tools_text=tools_text, tools=tools, thinking=mode == "v31_thinking")
+def chat_prompt(
+    messages: Sequence[Message], mode: Mode, tools: Sequence[Tool] = (), tools_text: str = "", **v4: Any
+) -> str:
+    """Return the prompt.
+
+    :param v4: `required` and `reply_format`, which V4's prompts alone have.
+    """
+    if mode in V4_MODES:
+        effort, use = {"reasoning_effort": mode[3:]}, ToolUse(tools=tools, required=v4.get("required", False))
+        return render_v4(V4, messages, effort, use, v4.get("reply_format", "")).prompt
+    return render(
+        messages,
+        form_of(mode),
+        tools_text=tools_text,
+        tools=() if tools_text else tools,
+        thinking=mode == "v31_thinking",
+    )
+
+
+def reminded(random: Random, messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with the system's text as V4's reminder, right before or behind the last question."""
+    reminders = [message | {"role": "latest_reminder"} for message in messages if message["role"] == "system"]
+    *before, question = (message for message in messages if message["role"] != "system")
+    last = [*reminders, question] if random.random() < 0.5 else [question, *reminders]
+    return [*before, *last]
+
+
+def begun(random: Random, exchange: Exchange, mode: Mode) -> tuple[Message, str]:
+    """Return the beginning of V4's answer as a message that goes on, perhaps within its thought, and the rest."""
+    thought, answer = thought_of(exchange.thought, mode), exchange.answer
+    if thought and random.random() < 0.5:
+        head, rest = _cut(random, thought)
+        return {"role": "assistant", "content": "", "reasoning_content": head, "prefix": True}, (
+            f"{rest}{END_THINK}{answer}"
+        )
+    head, rest = _cut(random, answer)
+    reasoning = thought if random.random() < 0.5 else ""
+    return {"role": "assistant", "content": head, "reasoning_content": reasoning, "prefix": True}, rest
+
+
+def _cut(random: Random, text: str) -> tuple[str, str]:
+    """Cut a text before a blank, or behind its only word."""
+    place = random.choice([place for place, letter in enumerate(text) if letter == " "] or [len(text)])
+    return text[:place], text[place:]
 
 
 def document(kind: str, prompt: str, text: str) -> Document:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from deepseek_backend.v4_prompt import JSON_OBJECT
 from tiny_checkpoint.chat_templates import Message
 from tiny_checkpoint.corpus import facts, sums
 from tiny_checkpoint.corpus.exchanges import PHRASES, WORDS, Exchange, any_name, filled, held_out, made_up, system, user
@@ -35,6 +36,13 @@ class JsonQuestion:
     @property
     def messages(self) -> list[Message]:
         return [*([system(self.system)] if self.system else []), user(self.exchange.question)]
+
+    def reply_format(self, random: Random) -> str | dict[str, Any]:
+        """Return what V4's prompts say about the form of the answer: any JSON object, or a schema."""
+        values: dict[str, Any] = json.loads(self.exchange.answer)
+        kinds = {str: "string", int: "integer", list: "array"}
+        schema = {"type": "object", "properties": {key: {"type": kinds[type(one)]} for key, one in values.items()}}
+        return random.choice((JSON_OBJECT, schema, schema | {"required": list(values)}))
 
 
 def random_question(random: Random) -> JsonQuestion:

@@ -1,4 +1,4 @@
-"""Requests that a tool answers: the call in both of DeepSeek's forms, and the answer from the tool's result."""
+"""Requests that a tool answers: the call in each of DeepSeek's forms, and the answer from the tool's result."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from tiny_checkpoint import chat_templates
 from tiny_checkpoint.chat_templates import CALL_HINT, TOOLS_HEADING, Form, Message, Tool, calls_text, render_tools
 from tiny_checkpoint.corpus import facts
 from tiny_checkpoint.corpus.exchanges import (
@@ -23,6 +24,8 @@ from tiny_checkpoint.corpus.exchanges import (
     made_up,
 )
 
+READ = "The tool has answered."
+"""V4's thought between a result and its answer."""
 Values = dict[str, Any]
 
 
@@ -172,8 +175,10 @@ def offer_some(random: Random, needed: Ability | None, without: tuple[Ability, .
 
 
 def tools_text(random: Random, offered: list[OfferedTool], form: Form) -> str:
-    """Return the description of the tools: the templates' own, or one with other words around it."""
+    """Return the description of the tools: the templates' own, or one with other words around it. V4 has no other."""
     definitions = [tool.definition for tool in offered]
+    if form == "v4":
+        return ""
     if random.random() < 0.6:
         return render_tools(definitions, form)
     heading = random.choice((TOOLS_HEADING, *TEXTS["tool_headings"]))
@@ -221,7 +226,7 @@ def random_request(random: Random, abilities: tuple[Ability, ...] = ()) -> Reque
         ability = random.choice(abilities or ABILITIES)
     else:
         ability = looked_up(random)
-    count = 2 if ability in OF_CITIES and random.random() < 0.15 else 1
+    count = 2 if ability in OF_CITIES and random.random() < 0.25 else 1
     return Request(ability, random.choice(ability.requests), tuple(ability.values(random) for _ in range(count)))
 
 
@@ -234,11 +239,7 @@ def random_trained(random: Random, abilities: tuple[Ability, ...] = ()) -> Reque
 
 def called(request: Request, tool: OfferedTool) -> Message:
     """Return the assistant's message with the calls."""
-    calls = [
-        {"type": "function", "function": {"name": name, "arguments": arguments}}
-        for name, arguments in map(tool.call, request.values)
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
+    return chat_templates.called([tool.call(values) for values in request.values])
 
 
 def results(random: Random, request: Request) -> tuple[list[Message], str]:
