@@ -30,14 +30,14 @@ def test_the_tiny_model_gets_the_score_of_its_card(tiny_triton, capsys):
     """The page shows the same run."""
     assert main(["eval", tiny_triton, "--task", "tiny", "--fail-below-band"]) == 0
     found = summary("eval-tiny")
-    cells = re.search(r"^\| all \| 888 / 646 \| ([\d.]+) / ([\d.]+) ", CARD.read_text("utf-8"), re.MULTILINE)
+    cells = re.search(r"^\| all \| 1088 / 806 \| ([\d.]+) / ([\d.]+) ", CARD.read_text("utf-8"), re.MULTILINE)
     assert cells is not None
     splits = [f"{found['breakdown'][split]:.1f}" for split in ("taught", "held_out")]
     assert splits == list(cells.groups())
-    assert (found["num_questions"], found["passed"], found["truncated"], found["failed"]) == (1534, True, 0, 0)
+    assert (found["num_questions"], found["passed"], found["truncated"], found["failed"]) == (1894, True, 0, 0)
     assert capsys.readouterr().out.rstrip() in (ROOT / "docs/eval.md").read_text("utf-8")
     assert main(["eval", tiny_triton, "--task", "tiny"]) == 0
-    assert (summary("eval-tiny")["kept"], summary("eval-tiny")["score"]) == (1534, found["score"])
+    assert (summary("eval-tiny")["kept"], summary("eval-tiny")["score"]) == (1894, found["score"])
 
 
 # --- lm-eval itself, through the gateway ---

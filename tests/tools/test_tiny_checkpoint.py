@@ -56,11 +56,11 @@ def test_the_numbers_are_whole(tensors):
 
 
 def test_configuration_and_templates_are_those_of_the_training(checkpoint):
-    files = ("generation_config.json", "tokenizer_config.json", "r1/tokenizer_config.json")
-    generation, v31, r1 = (json.loads((checkpoint / name).read_text("utf-8")) for name in files)
+    files = ("generation_config.json", *(f"{edition}tokenizer_config.json" for edition in ("", "r1/", "v4/")))
+    generation, v31, r1, v4 = (json.loads((checkpoint / name).read_text("utf-8")) for name in files)
     assert generation == GENERATION_CONFIG
     assert (CONFIG["vocab_size"], CONFIG["bos_token_id"], CONFIG["eos_token_id"]) == (1280, 0, 1)
-    assert (v31["chat_template"], r1["chat_template"]) == (V31_TEMPLATE, R1_TEMPLATE)
+    assert [one.get("chat_template") for one in (v31, r1, v4)] == [V31_TEMPLATE, R1_TEMPLATE, None]
     assert sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()) <= MOST_BYTES
 
 
@@ -82,7 +82,7 @@ def test_training_the_tokenizer_again_gives_the_same_files(checkpoint, tmp_path)
     write_tokenizer(tmp_path)
 
     written = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
-    assert len(written) == 4
+    assert len(written) == 5
     for name in written:
         assert (tmp_path / name).read_bytes() == (checkpoint / name).read_bytes(), name
 

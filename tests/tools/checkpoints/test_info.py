@@ -36,7 +36,7 @@ def tiny(tmp_path):
 def test_the_tiny_checkpoint(info, checkpoint):
     entry = info(TINY)
 
-    assert (entry["variants"], entry["precision"]) == (["tiny", "tiny-r1"], "fp8")
+    assert (entry["variants"], entry["precision"]) == (["tiny", "tiny-r1", "tiny-v4"], "fp8")
     assert (entry["num_layers"], entry["num_mtp_layers"], entry["num_routed_experts"]) == (3, 1, 8)
     assert entry["context_length"] == 4096
     parts = {part["part"]: part for part in entry["parts"]}

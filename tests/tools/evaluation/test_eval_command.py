@@ -66,4 +66,4 @@ def test_a_gateway_is_told_from_a_triton_server():
 def test_the_bundled_questions_are_those_of_the_model_card(tmp_path):
     tiny_questions.write(tmp_path / "questions.jsonl")
     assert (tmp_path / "questions.jsonl").read_bytes() == QUESTIONS.read_bytes()
-    assert len(read_rows(QUESTIONS, ("id", "accepted"))) == 1534
+    assert len(read_rows(QUESTIONS, ("id", "accepted"))) == 1894

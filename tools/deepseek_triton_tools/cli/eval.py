@@ -12,7 +12,7 @@ from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sam
 from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 TASKS = {
-    "tiny": "the 1,534 questions of the tiny model's own card; nothing else is needed for it",
+    "tiny": "the 1,894 questions of the tiny model's own card; nothing else is needed for it",
     "gsm8k": "1,319 word problems of mathematics, after 5 solved ones; 256 tokens",
     "mmlu": "questions on 57 subjects, after 5 solved ones of the subject; the model writes the letter, 2 tokens",
     "gpqa_diamond": "198 questions of science that ask for thought; up to 32,768 tokens; most often with --chat",
