@@ -43,7 +43,7 @@ LAYOUTS = [(None, 1, False), (1, 1, False), (2, 2, False), (4, 4, False), (8, 8,
 """GPUs, expert parallelism, and whether attention DP is on."""
 
 
-@pytest.mark.parametrize("variant", ["tiny", "tiny-r1"])
+@pytest.mark.parametrize("variant", ["tiny", "tiny-r1", "tiny-v4"])
 def test_how_it_is_divided(variant):
     for num_gpus, expert_parallel, attention_dp in LAYOUTS:
         plan = make_plan(rehearsal(variant=variant, num_gpus=num_gpus))
@@ -84,7 +84,7 @@ def test_what_cant_work_names_what_does(subtests):
 
 
 def test_its_profile_is_for_nothing_else_and_bf16_for_no_gpu():
-    with pytest.raises(RefusedPlanError, match="profile rehearsal is for tiny and tiny-r1 only"):
+    with pytest.raises(RefusedPlanError, match="profile rehearsal is for tiny, tiny-r1, tiny-v4 only"):
         make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", profile="rehearsal"))
     with pytest.raises(BuildError, match="rule H001"):
         make_plan(rehearsal(precision="bf16"))
@@ -155,9 +155,10 @@ def test_the_checkpoint_is_what_the_loader_reads():
 def source(tmp_path, monkeypatch):
     """A checkpoint of a few bytes in the place of the project's own."""
     folder = tmp_path / "1" / "tiny"
-    (folder / "r1").mkdir(parents=True)
+    for edition in ("r1", "v4"):
+        (folder / edition).mkdir(parents=True)
     files = {"config.json": "{}", "model.safetensors": "weights", "tokenizer_config.json": "v3.1"}
-    for name, text in {**files, "r1/tokenizer_config.json": "r1"}.items():
+    for name, text in {**files, "r1/tokenizer_config.json": "r1", "v4/tokenizer_config.json": "v4"}.items():
         (folder / name).write_text(text)
     write_checksums(folder)
     (folder / "README.md").write_text("the model card")
@@ -176,7 +177,7 @@ def checksums(text):
     return {name: checksum for checksum, name in (line.split("  ") for line in text.decode().splitlines())}
 
 
-@pytest.mark.parametrize(("variant", "template"), [("tiny", b"v3.1"), ("tiny-r1", b"r1")])
+@pytest.mark.parametrize(("variant", "template"), [("tiny", b"v3.1"), ("tiny-r1", b"r1"), ("tiny-v4", b"v4")])
 def test_each_variant_carries_its_own_chat_template_and_true_checksums(source, variant, template):
     carried = carried_files(make_plan(rehearsal(variant=variant)))
     names = {"config.json", "model.safetensors", "tokenizer_config.json"}
@@ -186,6 +187,16 @@ def test_each_variant_carries_its_own_chat_template_and_true_checksums(source, v
     assert checksums(carried[f"tiny/{CHECKSUMS}"]) == {
         name: hashlib.sha256(carried[f"tiny/{name}"]).hexdigest() for name in names
     }
+
+
+def test_the_plans_of_v4_say_its_encoding_and_no_other():
+    for engine in TINY.engines:
+        on = {"engine": engine, "gpu": "h200" if engine in ("tensorrt_llm", "vllm") else None}
+        plans = {variant: make_plan(rehearsal(variant=variant, **on)) for variant in ("tiny", "tiny-v4")}
+        written = {
+            name: setting.value for name, plan in plans.items() for setting in plan.settings if "enc" in setting.key
+        }
+        assert written == {"tiny-v4": "v4-0731"}
 
 
 def test_nothing_travels_where_nothing_is_read(source):

@@ -278,7 +278,7 @@ def _profile(request: PlanRequest, variant: Variant) -> Profile:
         cause = f"{variant.name} has one profile, {variant.profile}; {profile.name} is for the models at full size"
         raise RefusedPlanError(cause, fix="leave --profile out")
     if owners and variant.name not in owners:
-        raise RefusedPlanError(f"profile {profile.name} is for {' and '.join(owners)} only", fix="choose another one")
+        raise RefusedPlanError(f"profile {profile.name} is for {', '.join(owners)} only", fix="choose another one")
     return profile
 
 
