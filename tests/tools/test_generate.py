@@ -365,10 +365,3 @@ def test_the_limits_are_given_in_seconds(model_server, monkeypatch):
     assert (timeouts.total, timeouts.first_token, timeouts.between_tokens, timeouts.connect) == (4, 3, 2, 1)
     assert settings["retries"].attempts == 6
     assert (url, settings["model_name"], settings["model_version"]) == ("http://localhost:8000", "m", "2")
-
-
-@pytest.mark.parametrize("verb", ["generate", "chat", "bench"])
-def test_context_servers_are_the_gateways(verb):
-    done = run_command(verb, "--context-url", "http://ctx")
-    assert done.returncode == 2
-    assert "deepseek-triton gateway --context-server http://ctx" in done.stderr

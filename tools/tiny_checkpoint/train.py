@@ -7,7 +7,6 @@ makes the checkpoint of it.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import time
@@ -96,10 +95,7 @@ def batches(tokenizer_file: Path, *, rows: int, length: int, seed: int, workers:
 class Schedule:
     """The settings of a training run."""
 
-    steps: int = 10_000
-    """At most."""
-    seconds: float = 3_600
-    """At most; the schedule ends there where it comes first."""
+    steps: int = 7_770
     rows: int = 32
     """Rows in a batch."""
     length: int = 1024
@@ -117,14 +113,10 @@ class Schedule:
     balance_step: float = 1e-3
     """How far a step moves an expert's bias, as in DeepSeek-V3's report."""
 
-    def progress(self, step: int, seconds: float) -> float:
-        """Return the part of the run that is over, 1 at its end."""
-        return max(step / self.steps, seconds / self.seconds)
-
-    def rate(self, step: int, progress: float) -> float:
+    def rate(self, step: int) -> float:
         """Return the learning rate: it rises to the peak, then falls along a cosine."""
         risen = min(1.0, (step + 1) / self.warmup_steps)
-        fallen = self.last_rate + (1 - self.last_rate) * 0.5 * (1 + math.cos(math.pi * progress))
+        fallen = self.last_rate + (1 - self.last_rate) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
         return self.peak_rate * risen * fallen
 
 
@@ -180,15 +172,11 @@ def train(output: Path, schedule: Schedule, *, device: str, workers: int, compil
     started = time.monotonic()
     with (output / "training.jsonl").open("w") as log:
         log.write(json.dumps({"settings": asdict(schedule), "device": device_name, "torch": torch.__version__}) + "\n")
-        is_rounded = False
-        for step in itertools.count():
-            if (progress := schedule.progress(step, time.monotonic() - started)) >= 1:
-                break
-            if progress >= schedule.unrounded and not is_rounded:
-                is_rounded = True
+        for step in range(schedule.steps):
+            if step == int(schedule.unrounded * schedule.steps):
                 network.round_to_fp8(is_on=True)
             for group in optimizer.param_groups:
-                group["lr"] = schedule.rate(step, progress)
+                group["lr"] = schedule.rate(step)
             batch = next(rows).to(device, non_blocking=True)
             with torch.autocast(device, torch.bfloat16):
                 loss, ahead_loss = compute(network, batch)
@@ -200,15 +188,7 @@ def train(output: Path, schedule: Schedule, *, device: str, workers: int, compil
                 _record(log, network, step, loss.item(), ahead_loss.item(), time.monotonic() - started)
             for experts in network.experts():
                 experts.balance(schedule.balance_step)
-            if step % 1000 == 999:
-                _save(network, output)  # so that a run that is cut leaves something
-    _save(network, output)
-
-
-def _save(network: Network, output: Path) -> None:
-    whole = output / "network.pt.part"
-    torch.save(network.state_dict(), whole)
-    whole.replace(output / "network.pt")
+    torch.save(network.state_dict(), output / "network.pt")
 
 
 def _record(log: TextIO, network: Network, step: int, loss: float, ahead_loss: float, seconds: float) -> None:
@@ -231,7 +211,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train the tiny DeepSeek-V3 checkpoint.")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--steps", type=int, default=default.steps, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=default.seconds, help="at most (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=default.rows, help="rows in a batch (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="default: %(default)s")
@@ -241,7 +220,6 @@ def main() -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     schedule = Schedule(
         steps=args.steps,
-        seconds=args.seconds,
         rows=args.rows,
         seed=args.seed,
         warmup_steps=min(default.warmup_steps, args.steps // 10 + 1),

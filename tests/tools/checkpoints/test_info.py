@@ -161,5 +161,4 @@ def test_files_of_deepseeks_inference_code_are_refused(tmp_path, refused):
 
 
 def test_a_form_that_is_gone_is_answered_with_what_to_use_instead(refused):
-    assert "deepseek-triton eval" in refused("compare", TINY, TINY, code=2)
     assert "expected download, verify," in refused("--json", code=2)

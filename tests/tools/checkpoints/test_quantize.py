@@ -349,7 +349,6 @@ REFUSED = [
     (None, ["--to", "fp8"], 1, "expected a checkpoint in another precision than fp8, found that one already"),
     (None, [*BF16, "--kv-cache", "fp8"], 1, "--kv-cache fp8 is written for fp8"),
     (None, [], 2, "expected --to w4afp8, fp8 or bf16, or --kv-cache fp8"),
-    (None, [*BF16, "--device", "cuda"], 2, "--device is gone"),
     (None, ["--kv-cache", "fp8", "--mtp", "drop"], 2, "--output, --act-scales, --mtp and --share go with --to"),
     (cut_shard, BF16, 1, "truncated: it has"),
     (written("config.json", "{}"), BF16, 1, "expected num_hidden_layers as a whole number, found null"),

@@ -60,7 +60,6 @@ def add_report_form(forms: Verbs) -> None:
     option(verb, "results RESULT", "bench.json, or the folder with it; several are compared", path, nargs="+")
     text = "the page to write (default: report.html)"
     option(verb, "--output FILE", text, path, default=Path("report.html"))
-    verb.gone = {"--picture": "the page has the pictures"}
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from deepseek_triton_tools.bench.workload import (
     NormalLengths,
     UniformLengths,
 )
-from deepseek_triton_tools.cli.client_options import add_server_options, joined_by_gateway
+from deepseek_triton_tools.cli.client_options import add_server_options
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
     add_json,
@@ -95,7 +95,6 @@ def add_bench_options(verb: VerbParser) -> None:
     option(server, "--endpoint", text, choices=("triton", "openai"))
     text = "read a server's metrics here; may be repeated; none: don't (default: port 8002 of Triton)"
     option(server, "--metrics-url URL", text, words, action="append")
-    option(server, "--context-url URL", argparse.SUPPRESS, joined_by_gateway)
     add_server_options(server)
 
 

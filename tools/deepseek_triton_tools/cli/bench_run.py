@@ -44,11 +44,6 @@ def add_run_form(forms: Verbs) -> None:
     verb = add_verb(forms, "run", "send requests at given loads, and show what was measured")
     verb.usage = "%(prog)s URL... [options]"
     verb.names = _preset_names
-    verb.gone = {
-        "--picture": "the pictures are in report.html, which --output FOLDER writes",
-        "--no-picture": "no pictures are drawn in the terminal any more",
-        "--table": "--output FOLDER writes what these tools write, for each run",
-    }
     verb.runs(
         _run,
         "deepseek-triton bench http://localhost:8000 --concurrency 1,8,64 --isl 1024 --osl 128 --output bench",

@@ -33,7 +33,8 @@ _CUT_DOCUMENT = "deepseek-triton/checkpoint-cut/1"
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.form_first = _form_first
+    known = "expected download, verify, info, quantize, calibrate or cut first, as in checkpoint info DIR"
+    verb.form_first = lambda words: known
     forms = verb.add_forms(
         "FORM",
         "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",
@@ -43,15 +44,6 @@ def add_options(verb: VerbParser) -> None:
     )
     for add in (add_download_form, _add_verify, _add_info, add_quantize_form, _add_calibrate, _add_cut):
         add(forms)
-
-
-def _form_first(words: list[str]) -> str:
-    if words[0] == "compare":
-        return (
-            "checkpoint compare is gone: deepseek-triton eval asks a server of each checkpoint the same questions, and "
-            "checkpoint verify finds damage"
-        )
-    return "expected download, verify, info, quantize, calibrate or cut first, as in checkpoint info DIR"
 
 
 def _add_verify(forms: Verbs) -> None:

@@ -41,7 +41,6 @@ def add_quantize_form(forms: Verbs) -> None:
     option(verb, "--mtp", what, choices=("keep", "drop"), default="keep")
     add_json(verb, "docs/checkpoints.md")
     work = verb.add_argument_group("work; none of it changes a byte of what is written, except --shard-size")
-    option(work, "--device NAME", argparse.SUPPRESS)
     option(work, "--workers N", "processes (default: one a core)", positive)
     option(work, "--share K/N", "do only part K of N (default: 1/1)", share, default=(1, 1))
     option(work, "--shard-size SIZE", "of each file (default: 1/64 of all, 100MB to 2.5GB)", size)
@@ -55,8 +54,6 @@ def require_numbers(form: str) -> None:
 
 def _quantize(args: argparse.Namespace) -> int:
     require_numbers("quantize")
-    if args.device not in (None, "cpu"):
-        raise ToolError("--device is gone: 16 cores are as fast as the disk, and a GPU was no faster", exit_code=2)
     if args.to is None:
         return _switch_kv_cache(args)
     if args.output is None:

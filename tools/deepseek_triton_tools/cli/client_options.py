@@ -25,7 +25,6 @@ def add_client_options(verb: VerbParser) -> None:
     server = verb.add_argument_group("server")
     text = f"{URL_HELP} (default: {_DEFAULT_URL}); may be repeated: the first server that answers is used"
     option(server, "--url URL", text, action="append")
-    option(server, "--context-url URL", argparse.SUPPRESS, joined_by_gateway)
     add_server_options(server)
     text = "ask again N times if it is full or unreachable (default: 3); not after the first token"
     option(server, "--retries N", text, number)
@@ -34,12 +33,6 @@ def add_client_options(verb: VerbParser) -> None:
     option(limits, "--first-token-timeout S", "for the first token (default: none)", duration)
     option(limits, "--token-timeout S", "for each later token (default: none)", duration)
     option(limits, "--connect-timeout S", "for connecting (default: 10)", duration)
-
-
-def joined_by_gateway(url: str) -> str:
-    """The type of an option that is gone: the client no longer speaks to context servers itself."""
-    command = f"deepseek-triton gateway --context-server {url} --server GENERATION_URL"
-    raise argparse.ArgumentTypeError(f"is gone; {command} joins both, for clients of OpenAI's API")
 
 
 def add_server_options(server: argparse._ArgumentGroup) -> None:

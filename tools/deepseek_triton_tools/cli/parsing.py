@@ -29,8 +29,6 @@ class VerbParser(argparse.ArgumentParser):
     """The attribute that gets the words after `--`, as a list."""
     default_form: str | None = None
     """The form that is meant by a command line that begins with none: `bench URL` is `bench run URL`."""
-    gone: Mapping[str, str] | None = None
-    """Options that there were, and what to do instead."""
     form_first: Callable[[list[str]], str] | None = None
     """Corrects a command line that should begin with a form, but doesn't: it returns one line for the user."""
 
@@ -149,8 +147,6 @@ def option(
 def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.ArgumentParser) -> str:
     """Say which verbs have the option that this one lacks, or which option is meant."""
     name = given.partition("=")[0]
-    if instead := (getattr(parser, "gone", None) or {}).get(name):
-        return f"; {instead}"
     verbs = [leaf.prog.partition(" ")[2] for leaf in _leaves(program) if name in _options(leaf)]
     if verbs:
         return f"; {name} is an option of {', '.join(verbs)}"

@@ -28,7 +28,6 @@ def add_options(verb: VerbParser) -> None:
     option(sla, "--aiconfigurator PATH", paces, path)
     presets = "write presets of the simulated engine with the pace of the fleet that --sla chooses"
     option(sla, "--write-pace DIR", presets, path)
-    verb.gone = {"--report": "--json has what the page had"}
 
 
 def _plan(args: argparse.Namespace) -> int:
