@@ -102,11 +102,7 @@ class AsyncClient(BaseClient[AsyncStream]):
         return (await self._calls.generate(request)).answers[0].output_ids
 
     async def detokenize(
-        self,
-        token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool = False,
-        timeouts: Timeouts | None = None,
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeouts: Timeouts | None = None
     ) -> str:
         """See `Client.detokenize`."""
         return (await self._calls.generate(self._detokenize_request(token_ids, skip_special_tokens, timeouts))).text

@@ -342,11 +342,7 @@ class Client(BaseClient[Stream]):
         return run(self._calls.generate(request)).answers[0].output_ids
 
     def detokenize(
-        self,
-        token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool = False,
-        timeouts: Timeouts | None = None,
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeouts: Timeouts | None = None
     ) -> str:
         """Return the text of token ids; U+FFFD stands for a part of a character."""
         return run(self._calls.generate(self._detokenize_request(token_ids, skip_special_tokens, timeouts))).text

@@ -10,13 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from deepseek_backend import engine_warmup
-from deepseek_backend.backend_metrics import (
-    ACCEPTED_DRAFT_TOKENS,
-    DRAFT_TOKENS,
-    LOAD_SECONDS,
-    BackendMetrics,
-    Kind,
-)
+from deepseek_backend.backend_metrics import ACCEPTED_DRAFT_TOKENS, DRAFT_TOKENS, LOAD_SECONDS, BackendMetrics, Kind
 from deepseek_backend.config import WarmupConfig, parse_config
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step

@@ -135,7 +135,7 @@ CHECKED = {
     f"vllm serve {R1} -tp 8 &\nwait\nvllm serve {R1} -tp 8": set(),
     f"for i in 0 8; do\nCUDA_VISIBLE_DEVICES=$i vllm serve {R1} -tp 8 &\ndone": {"T013:2"},
     f"if [ $A = 1 ]; then trtllm-serve {R1} {EIGHT}; else\ntrtllm-serve {R1} --tp_size 8 --ep_size 6; fi": {
-        "P002:2",  # P003 has the same cause
+        "P002:2"  # P003 has the same cause
     },
     # Processes and ranks
     f"mpirun -n 8 trtllm-llmapi-launch trtllm-serve {R1} {EIGHT}": set(),

@@ -276,10 +276,7 @@ FLAGS = {
     "--compilation-config.cudagraph_mode FULL -O3": {"compilation_config.cudagraph_mode": "FULL"},
     "-cc.mode 3": {"compilation_config.mode": 3},
     "--max-model-len -1 --max-logprobs -1": {"max_model_len": -1, "max_logprobs": -1},
-    f"--speculative-config {MTP}": {
-        "speculative_config.method": "mtp",
-        "speculative_config.num_speculative_tokens": 2,
-    },
+    f"--speculative-config {MTP}": {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 2},
     "--host 0.0.0.0 --port 8000 --tool-call-parser deepseek_v3 --api-key x": {},
     '--moe-backend "${MOE:-deep_gemm}" --kv-cache-dtype "$KV"': {"moe_backend": "deep_gemm"},
 }

@@ -105,10 +105,7 @@ def test_the_releases_have_a_layer_of_the_kv_cache_for_each_draft_token(release)
 
 
 def test_a_release_with_one_layer_for_all_drafts_has_one_more():
-    features = {
-        **load_release("1.2.1").features,
-        "mtp_kv_layer_per_draft": False,
-    }
+    features = {**load_release("1.2.1").features, "mtp_kv_layer_per_draft": False}
     one = replace(load_release("1.2.1"), features=features)
     settings = {"speculative_config.decoding_type": "MTP", "speculative_config.num_nextn_predict_layers": 3}
 

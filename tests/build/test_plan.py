@@ -4,14 +4,7 @@ import json
 
 import pytest
 
-from deepseek_triton_build import (
-    PlanRequest,
-    RefusedPlanError,
-    UnknownNameError,
-    Workload,
-    format_request,
-    make_plan,
-)
+from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, Workload, format_request, make_plan
 from deepseek_triton_build.catalog import RELEASES
 
 GIB = 2**30

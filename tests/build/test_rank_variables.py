@@ -6,9 +6,7 @@ import pytest
 
 from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.catalog import is_engine_variable, is_for_every_rank
-from deepseek_triton_build.data.planned_settings import (
-    OF_ONE_NODE,
-)
+from deepseek_triton_build.data.planned_settings import OF_ONE_NODE
 from support.scripts import forwarded_by, script_runner
 
 TWO_NODES = PlanRequest(variant="deepseek-r1", gpu="h100", num_gpus=16)

@@ -175,10 +175,7 @@ SETTINGS = [
     (EIGHT | {"gpu": "b200", "parallel": "dp"}, {DP: 8}),
     (EIGHT | {"gpu": "rtx-pro-6000", "precision": "fp4"}, {TP: 8, "kv_cache_dtype": "fp8"}),
     ({"gpu": "h100"}, {TP: 16, "nnodes": 2}),
-    (
-        {"gpu": "h100", "num_gpus": 16, "pipeline_parallel_size": 2},
-        {TP: 8, "pipeline_parallel_size": 2, "nnodes": 2},
-    ),
+    ({"gpu": "h100", "num_gpus": 16, "pipeline_parallel_size": 2}, {TP: 8, "pipeline_parallel_size": 2, "nnodes": 2}),
     ({"mtp": 1}, DRAFTS),
     ({"variant": "deepseek-v3.2-exp"}, {"tokenizer_mode": "deepseek_v32"}),
     ({"variant": "deepseek-v3.2-speciale"}, {"tokenizer_mode": "deepseek_v32"}),

@@ -17,14 +17,7 @@ from deepseek_triton_build.data.vllm import (
     vllm_for_container,
 )
 from deepseek_triton_build.text import parse_yaml
-from support.vllm_records import (
-    INTERFACES,
-    RECORDS,
-    VllmSource,
-    by_hand,
-    record,
-    written,
-)
+from support.vllm_records import INTERFACES, RECORDS, VllmSource, by_hand, record, written
 
 SOURCES = "VLLM_SOURCES"
 """Environment variable: folders or wheels of vLLM, separated as in PATH. Each is compared with its record."""

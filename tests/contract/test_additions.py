@@ -43,10 +43,7 @@ EDITS = {
     CLIENT_FIELDS: ("    bad: Sequence[str]", '    charm: float | None = _field("FP32")\n'),
     "tools/deepseek_triton_tools/cli/sampling_options.py": ('        "bad": "a string', '        "charm": "charm",\n'),
     "tools/deepseek_triton_tools/gateway/openai_fields.py": ('    "min_p": number,\n', '    "charm": number,\n'),
-    f"{BACKEND}/backend_metrics.py": (
-        "FIRST_TOKEN = _histogram(",
-        'SMILES = _counter("smiles_total", "Smiles.")\n',
-    ),
+    f"{BACKEND}/backend_metrics.py": ("FIRST_TOKEN = _histogram(", 'SMILES = _counter("smiles_total", "Smiles.")\n'),
     f"{BUILD}/rules/size_limits.py": (
         '@RULES.note("L007")\n',
         '@RULES.note("L999")\ndef _always(d: Deployment) -> Iterator[Violation]:\n'

@@ -41,13 +41,7 @@ ANSWERS = [
     "sequence_buffer",
     "v4_prompt",
 ]
-WAYS_OUT = [
-    "active_request",
-    "delivery",
-    "send_queue",
-    "triton_process",
-    "watcher",
-]
+WAYS_OUT = ["active_request", "delivery", "send_queue", "triton_process", "watcher"]
 ALLOWED = {
     "deepseek_launcher": set(),  # it runs in a stock container
     "deepseek_triton_tools.host": {"deepseek_triton_tools"},  # doctor sends it to other hosts, with its checks

@@ -6,12 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from deepseek_triton_tools.gateway.settings import (
-    ServerAddress,
-    SourceError,
-    parse_address,
-    parse_source,
-)
+from deepseek_triton_tools.gateway.settings import ServerAddress, SourceError, parse_address, parse_source
 
 GOOD = "http://a:8000\nhttp://b:8000\n"
 

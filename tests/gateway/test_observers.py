@@ -11,13 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deepseek_triton_tools.gateway.model_front import Observers
-from deepseek_triton_tools.gateway.observers import (
-    FAMILIES,
-    AccessLog,
-    GatewayMetrics,
-    HandledRequest,
-    begin_record,
-)
+from deepseek_triton_tools.gateway.observers import FAMILIES, AccessLog, GatewayMetrics, HandledRequest, begin_record
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 ROUTE = "/v1/chat/completions"

@@ -135,10 +135,7 @@ def main() -> int:
     ]
     given = prompts(TINY / "tokenizer.json", max(load.streams * load.requests for load in loads))
     (arguments.output / "machine.json").write_text(json.dumps(machine(), indent=1))
-    with (
-        systems(arguments, given) as measures,
-        (arguments.output / "runs.jsonl").open("w", encoding="utf-8") as runs,
-    ):
+    with systems(arguments, given) as measures, (arguments.output / "runs.jsonl").open("w", encoding="utf-8") as runs:
         for load in loads:  # one answer of each at each width, so that what compiles at first use has compiled
             for measure in measures.values():
                 measure(Load(streams=load.streams, requests=1, prompt_tokens=PROMPT_TOKENS, output_tokens=16))

@@ -37,15 +37,7 @@ sys.path.extend(
 
 from gpu.engine_alone import EngineAlone
 from gpu.measuring import Measure, alone, line, record, through
-from gpu.served_engines import (
-    OURS,
-    gpu_memory_mib,
-    machine,
-    server_of,
-    set_environment,
-    start,
-    wait_for,
-)
+from gpu.served_engines import OURS, gpu_memory_mib, machine, server_of, set_environment, start, wait_for
 from gpu.token_streams import Load, Prompt, Target, client_processes
 
 from deepseek_triton_tools.cli.main import main as program

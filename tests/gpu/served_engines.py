@@ -80,7 +80,7 @@ def our_repository(folder: Path, arguments: Mapping[str, Any], **triton_config: 
 _THEIR_CONFIG = 'name: "%s"\nbackend: "python"\ninstance_group [ { count: 1, kind: KIND_MODEL } ]\n'
 _MOVED = {
     # vLLM 0.19 moved the first; the second is where the name always was.
-    "from vllm.inputs.data import TokensPrompt": "from vllm.inputs import TokensPrompt",
+    "from vllm.inputs.data import TokensPrompt": "from vllm.inputs import TokensPrompt"
 }
 _LOCALE = 'import locale\n\nlocale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # torch reads UTF-8; the stub has none\n'
 

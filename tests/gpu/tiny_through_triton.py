@@ -159,12 +159,7 @@ def cancel(checks: Checks, server: ServerProcess) -> None:
         seen = wait_for(lambda: metric(server, "engine_running_requests") == 1, 10)
         during = metric(server, "kv_cache_used_blocks")
     freed = wait_for(lambda: _settled(server) and metric(server, "kv_cache_used_blocks") == idle, 10)
-    checks.note(
-        "cancel",
-        freed is not None and seen is not None,
-        freed_after_s=freed,
-        kv_blocks=[idle, during],
-    )
+    checks.note("cancel", freed is not None and seen is not None, freed_after_s=freed, kv_blocks=[idle, during])
 
 
 def many_streams(checks: Checks, server: ServerProcess) -> None:

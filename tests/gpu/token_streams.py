@@ -219,8 +219,7 @@ def count_tokens(target: Target, prompt: Prompt, num_tokens: int) -> tuple[int, 
     from tritonclient.grpc import service_pb2_grpc
 
     message = infer_message(
-        target.model,
-        prompt.fields(num_tokens) | {"return_num_input_tokens": True, "return_num_output_tokens": True},
+        target.model, prompt.fields(num_tokens) | {"return_num_input_tokens": True, "return_num_output_tokens": True}
     )
     num_prompt = num_output = 0
     with grpc.insecure_channel(f"{target.host}:{target.port}") as channel:

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_client import (
-    Client,
-    InvalidRequest,
-    ModelNotFound,
-    Retries,
-    ServerUnavailable,
-)
+from deepseek_triton_client import Client, InvalidRequest, ModelNotFound, Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.client_kinds import ClientKind
 from support.scraping import published, settled, value

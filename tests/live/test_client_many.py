@@ -12,13 +12,7 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_client import (
-    DeepseekTritonError,
-    InvalidRequest,
-    Overloaded,
-    Retries,
-    SamplingParams,
-)
+from deepseek_triton_client import DeepseekTritonError, InvalidRequest, Overloaded, Retries, SamplingParams
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.client_kinds import ClientKind
 from support.waiting import PATIENCE_S

@@ -49,10 +49,7 @@ def dictated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("dictated")
     repository = build(folder / "repository", "tiny", "--engine", "simulated")
     change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"text": "dictated"})
-    with (
-        ServerProcess.serving(repository) as server,
-        gateway(url(server, "http"), log=folder / "log") as address,
-    ):
+    with ServerProcess.serving(repository) as server, gateway(url(server, "http"), log=folder / "log") as address:
         yield address
 
 

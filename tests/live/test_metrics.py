@@ -126,10 +126,7 @@ def test_routers_read_what_the_c_plus_plus_backend_would_say(server: ServerProce
         usage, running = (picked(texts[-1], PICKER[name]) for name in ("kv_usage", "running"))
         return sum(usage) > 0 and running == [1]
 
-    with (
-        Client(server.http_url) as client,
-        client.stream(prompt, max_tokens=2000, ignore_eos=True) as stream,
-    ):
+    with Client(server.http_url) as client, client.stream(prompt, max_tokens=2000, ignore_eos=True) as stream:
         next(iter(stream))
         wait_for(in_use)
 

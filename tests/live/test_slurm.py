@@ -257,8 +257,7 @@ def test_a_server_of_a_pair_that_fails_ends_the_job_with_its_code(
     job = submit_pair(STANDIN_LOAD_S="600")
     loading = re.compile(r"^generation node2: 1: .*\[RANK 1\] \[I\] Prefetching", re.MULTILINE)
     wait_for(
-        lambda: (log.exists() and loading.search(log.read_text())) or not slurm.goes_on(job),
-        lambda: slurm.explain(log),
+        lambda: (log.exists() and loading.search(log.read_text())) or not slurm.goes_on(job), lambda: slurm.explain(log)
     )
 
     os.kill(hosts[1].process("worker_node.py", rank=1), signal.SIGKILL)

@@ -107,10 +107,7 @@ def test_open_requests_end_before_the_supervisor_does(serve, repository):
 def test_the_cause_of_a_restart_is_the_engines_own(serve, tmp_path):
     repository = dying_repository(tmp_path / "dying", engine_options={"fail_after": 20}, fatal_grace_s=0)
     supervised, port = serve(repository, "--max-restarts", "0")
-    with (
-        Client(f"http://127.0.0.1:{port}", retries=Retries(attempts=1)) as client,
-        pytest.raises(ServerUnavailable),
-    ):
+    with Client(f"http://127.0.0.1:{port}", retries=Retries(attempts=1)) as client, pytest.raises(ServerUnavailable):
         client.generate("the one that sees it happen", max_tokens=100)
 
     assert supervised.wait() == 128 + signal.SIGKILL

@@ -220,10 +220,7 @@ def _logprobs(draft: Draft) -> Asked:
 
 
 def _conversation(words: tuple[str, ...], draft: Draft, more: str = "") -> list[dict[str, str]]:
-    return [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": _prompt(words, draft.chance, more)},
-    ]
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": _prompt(words, draft.chance, more)}]
 
 
 def _server_chat(draft: Draft) -> Asked:

@@ -11,14 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from deepseek_triton_build import (
-    Plan,
-    PlanRequest,
-    RefusedPlanError,
-    format_files,
-    make_plan,
-    write_repository,
-)
+from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, format_files, make_plan, write_repository
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
 from deepseek_triton_build.catalog import CANDIDATES, PRECISIONS, RELEASES, gpus, profiles, variants
 from deepseek_triton_build.check import CheckOptions, check_repository

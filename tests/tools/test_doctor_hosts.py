@@ -195,9 +195,6 @@ def test_who_is_named_among_three():
     done = wrote(1, a=exchanged(), b=exchanged(2), c=exchanged(1))
     found = found_on(machine((("a", "b", "c"), done)), visits("a", "b", "c"))
     assert found.result == "no message passes within 10 s: b and c"
-    for of_c, said in [
-        (NO_DAEMON, "in pairs, these fail: a and c"),
-        (well("a", "c"), "a works with each other alone"),
-    ]:
+    for of_c, said in [(NO_DAEMON, "in pairs, these fail: a and c"), (well("a", "c"), "a works with each other alone")]:
         faked = machine((("a", "b", "c"), NO_DAEMON), (("a", "b"), well("a", "b")), (("a", "c"), of_c))
         assert said in found_on(faked, visits("a", "b", "c")).result

@@ -14,13 +14,7 @@ from io import BytesIO
 import pytest
 
 from deepseek_triton_tools.doctor import machine as machine_module
-from deepseek_triton_tools.doctor.examine import (
-    CHECKS,
-    EXPECTED_FILE,
-    REPORT_PREFIX,
-    examine,
-    report_from_json,
-)
+from deepseek_triton_tools.doctor.examine import CHECKS, EXPECTED_FILE, REPORT_PREFIX, examine, report_from_json
 from deepseek_triton_tools.doctor.findings import Expected, expected_from_json
 from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, examine_by_command, pack
 from deepseek_triton_tools.doctor.machine import NOT_FOUND, Machine
@@ -30,12 +24,7 @@ from support.waiting import wait_for
 
 BARE = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
 """A Python without site-packages: no package is installed for it, not even this project."""
-EVERYTHING = Expected(
-    repository="/r1",
-    engine="tensorrt_llm",
-    hosts=("a", "b"),
-    drivers={"26.07": "590.44.01"},
-)
+EVERYTHING = Expected(repository="/r1", engine="tensorrt_llm", hosts=("a", "b"), drivers={"26.07": "590.44.01"})
 
 
 def test_expected_and_a_report_travel_whole():

@@ -22,13 +22,7 @@ import pytest
 import yaml
 
 from deepseek_triton_build.arithmetic import shapes_for_llm_args
-from deepseek_triton_client import (
-    AsyncClient,
-    InvalidRequest,
-    Overloaded,
-    Readiness,
-    ServerError,
-)
+from deepseek_triton_client import AsyncClient, InvalidRequest, Overloaded, Readiness, ServerError
 from deepseek_triton_client.testing import LoopbackServer
 from deepseek_triton_tools.host.processes import allow_open_files
 from deepseek_triton_tools.server import waiting

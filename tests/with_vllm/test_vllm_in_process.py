@@ -107,9 +107,7 @@ def test_token_ids_are_a_prompt(engine: Any) -> None:
 
 @pytest.mark.parametrize("many", [0, 1, 3])
 @pytest.mark.parametrize(
-    "fields",
-    [{}, {"temperature": 1.2, "seed": 5}, {"logit_bias": {268: 100.0}}],
-    ids=["greedy", "sampled", "biased"],
+    "fields", [{}, {"temperature": 1.2, "seed": 5}, {"logit_bias": {268: 100.0}}], ids=["greedy", "sampled", "biased"]
 )
 def test_logprobs_are_those_of_the_reference_engine(
     engine: Any, reference_engine: Any, many: int, fields: dict[str, Any]

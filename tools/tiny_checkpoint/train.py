@@ -219,10 +219,7 @@ def main() -> int:
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     schedule = Schedule(
-        steps=args.steps,
-        rows=args.rows,
-        seed=args.seed,
-        warmup_steps=min(default.warmup_steps, args.steps // 10 + 1),
+        steps=args.steps, rows=args.rows, seed=args.seed, warmup_steps=min(default.warmup_steps, args.steps // 10 + 1)
     )
     train(args.output, schedule, device=args.device, workers=args.workers, compiled=not args.no_compile)
     return 0

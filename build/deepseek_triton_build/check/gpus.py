@@ -196,13 +196,7 @@ def are_left_to_slurm(program: Program, batch: Sequence[str]) -> bool:
 
 
 def started_ranks(
-    program: Program,
-    programs: Sequence[Program],
-    num_ranks: int,
-    gpu: Gpu | None,
-    batch: Sequence[str],
-    *,
-    file: str,
+    program: Program, programs: Sequence[Program], num_ranks: int, gpu: Gpu | None, batch: Sequence[str], *, file: str
 ) -> Iterator[Finding]:
     """Compare the processes that are started for a program of TensorRT-LLM with its ranks.
 
@@ -274,14 +268,7 @@ def _gpu(name: str) -> str:
 
 
 def count_findings(
-    num_ranks: int,
-    num_gpus: int,
-    what: str,
-    way: str = TRTLLM_RANKS,
-    *,
-    file: str,
-    line: int | None,
-    key: str,
+    num_ranks: int, num_gpus: int, what: str, way: str = TRTLLM_RANKS, *, file: str, line: int | None, key: str
 ) -> Iterator[Finding]:
     """Find more or fewer GPUs than ranks.
 

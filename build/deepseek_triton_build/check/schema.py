@@ -10,14 +10,7 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, key_name
 from deepseek_triton_build.data import spelling, type_strings
 from deepseek_triton_build.data.own_files import contract
-from deepseek_triton_build.data.releases import (
-    READABLE_RELEASES,
-    RELEASES,
-    Field,
-    LlmClass,
-    Release,
-    load_release,
-)
+from deepseek_triton_build.data.releases import READABLE_RELEASES, RELEASES, Field, LlmClass, Release, load_release
 from deepseek_triton_build.data.setting_types import (
     BACKEND_SETTINGS,
     WARMUP_SETTINGS,

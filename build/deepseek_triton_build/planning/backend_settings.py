@@ -15,12 +15,7 @@ from deepseek_triton_build.data.catalog import Variant
 from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.planned_settings import Omission, Setting, SettingsFile
 from deepseek_triton_build.data.profiles import Workload
-from deepseek_triton_build.data.setting_types import (
-    BACKEND_SETTINGS,
-    WARMUP_SETTINGS,
-    sampling_problem,
-    warmup_problem,
-)
+from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
 from deepseek_triton_build.data.type_strings import fits, in_words
 from deepseek_triton_build.planning.plan_request import PlanRequest, sampling_defaults
 from deepseek_triton_build.planning.target import Target, VllmTarget

@@ -22,15 +22,7 @@ from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.catalog import (
-    PRECISIONS,
-    Gpu,
-    KnownCheckpoint,
-    Variant,
-    find_variant,
-    gpus,
-    title_of,
-)
+from deepseek_triton_build.data.catalog import PRECISIONS, Gpu, KnownCheckpoint, Variant, find_variant, gpus, title_of
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
 from deepseek_triton_build.data.releases import (

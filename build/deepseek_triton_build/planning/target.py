@@ -34,14 +34,7 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
-from deepseek_triton_build.data.profiles import (
-    ANY_WORKLOAD,
-    DEFAULT_PROFILE,
-    Profile,
-    Recipe,
-    Workload,
-    find_profile,
-)
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload, find_profile
 from deepseek_triton_build.data.releases import CANDIDATES, RELEASES, Release, load_release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.plan_request import PlanRequest, read_json_object

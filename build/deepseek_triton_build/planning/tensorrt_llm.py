@@ -10,13 +10,7 @@ from typing import Any, ClassVar
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Budget
 from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, shapes_for_llm_args
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.planned_settings import (
-    LLM_ARGS,
-    EnvironmentVariable,
-    Omission,
-    Setting,
-    SettingsFile,
-)
+from deepseek_triton_build.data.planned_settings import LLM_ARGS, EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.releases import Release, honoured_fields, sampler_of
 from deepseek_triton_build.data.setting_types import bounded_type
 from deepseek_triton_build.data.spelling import canonical, moved, spell

@@ -24,13 +24,7 @@ DEFAULT_TIMEOUT_S = 180
 KV_AWARE = "kv_cache_aware"
 CLUSTER = "disagg_cluster"
 _ROUTERS = ("round_robin", "load_balancing", KV_AWARE)
-_CLUSTER_KEYS = (
-    "cluster_uri",
-    "cluster_name",
-    "minimal_instances",
-    "heartbeat_interval_sec",
-    "inactive_timeout_sec",
-)
+_CLUSTER_KEYS = ("cluster_uri", "cluster_name", "minimal_instances", "heartbeat_interval_sec", "inactive_timeout_sec")
 # Top-level keys that the orchestrator reads itself. Both sections inherit every other one.
 _OWN_KEYS = (
     *("hostname", "port", "max_retries", "perf_metrics_max_requests", "conditional_disagg_config", CLUSTER),

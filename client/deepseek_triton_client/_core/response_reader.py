@@ -245,10 +245,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "num_output_tokens": ("num_output_tokens", _integer),
     "num_cached_tokens": ("num_cached_tokens", _integer),
     "num_reasoning_tokens": ("num_reasoning_tokens", _integer),
-    "cumulative_logprob": (
-        "cumulative_logprob",
-        lambda name, value: None if value == "None" else _number(name, value),
-    ),
+    "cumulative_logprob": ("cumulative_logprob", lambda name, value: None if value == "None" else _number(name, value)),
     "logprobs": ("logprobs", _logprobs),
     "prompt_logprobs": ("prompt_logprobs", _logprobs),
 }

@@ -30,13 +30,7 @@ from deepseek_triton_client._core.interfaces import Input, Outputs
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.wire import decode_json, encode_json, json_object
 from deepseek_triton_client._http.http_connection import Answer, Headers, HttpConnection, HttpRequest, Pool, Socket
-from deepseek_triton_client._http.http_errors import (
-    EVENT_STREAM,
-    is_tritons,
-    query_error,
-    repeatable,
-    status_error,
-)
+from deepseek_triton_client._http.http_errors import EVENT_STREAM, is_tritons, query_error, repeatable, status_error
 from deepseek_triton_client._http.sse import SseDecoder
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}

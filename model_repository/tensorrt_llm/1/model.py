@@ -77,10 +77,7 @@ class TritonPythonModel:
         if sum(group["count"] for group in model_config["instance_group"]) > 1:
             labels["model_instance"] = args["model_instance_name"]
         self._publisher = Publisher(
-            metrics,
-            TritonMetrics(labels),
-            observe_state=service.publish_state,
-            period_s=config.metrics_period_s,
+            metrics, TritonMetrics(labels), observe_state=service.publish_state, period_s=config.metrics_period_s
         )
         self._publisher.start()
         # Every token is an object or two, and by default 700 new objects start a collection: that took a quarter of the

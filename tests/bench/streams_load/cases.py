@@ -67,11 +67,7 @@ _BESIDE_MINIMAL = (
     _of(OURS, "chunks_min", at_least=5),
     _of(OURS, "ttft_ms", CUMULATIVE, at_most=0.1),
 )
-_LONG = (
-    _ALL_THERE,
-    _of(OURS, "tokens_per_s", at_least=80_000),
-    _of(OURS, "tokens_per_s", ENGINE, at_least=0.5),
-)
+_LONG = (_ALL_THERE, _of(OURS, "tokens_per_s", at_least=80_000), _of(OURS, "tokens_per_s", ENGINE, at_least=0.5))
 _BOTH = (TRTLLM_1, TRTLLM_10)
 _BESIDE_PEER = (
     *(_of(system, "undelivered", at_most=0) for system in _BOTH),

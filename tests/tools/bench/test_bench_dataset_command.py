@@ -142,11 +142,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path, monkeypatch, refused, subtests)
 @pytest.fixture
 def sharegpt(tmp_path):
     path = tmp_path / "ShareGPT.json"
-    texts = {
-        "Why is the sky blue?": "It is the light, which air scatters.",
-        "Hi": "Hi",
-        "Name the capital.": "Of?",
-    }
+    texts = {"Why is the sky blue?": "It is the light, which air scatters.", "Hi": "Hi", "Name the capital.": "Of?"}
     turns = [[{"from": "human", "value": prompt}, {"from": "gpt", "value": answer}] for prompt, answer in texts.items()]
     path.write_text(json.dumps([{"conversations": each} for each in turns]))
     return path

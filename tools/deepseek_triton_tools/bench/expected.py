@@ -184,10 +184,7 @@ _Row: TypeAlias = tuple[str, str, str, str]
 def _longest(runs: Sequence[BenchRun]) -> tuple[int, int]:
     """The longest prompt and the longest answer in tokens."""
     figures = [run.figures for run in runs]
-    return (
-        round(max(one.input_tokens.max for one in figures)),
-        round(max(one.output_tokens.max for one in figures)),
-    )
+    return (round(max(one.input_tokens.max for one in figures)), round(max(one.output_tokens.max for one in figures)))
 
 
 # --- The load to plan for ---

@@ -210,10 +210,7 @@ class RunProgress:
 def expected_points(preset: BenchPreset) -> list[ExpectedPoint]:
     """Return the published throughputs of a preset, for pictures."""
     return [
-        ExpectedPoint(
-            tps_user=point.published["user_throughput"],
-            tps_gpu=point.published["output_throughput_per_gpu"],
-        )
+        ExpectedPoint(tps_user=point.published["user_throughput"], tps_gpu=point.published["output_throughput_per_gpu"])
         for point in preset.points
         if {"user_throughput", "output_throughput_per_gpu"} <= point.published.keys()
     ]

@@ -23,9 +23,7 @@ from deepseek_triton_tools.terminal.tables import Table, paragraph, show, styled
 
 def add_options(verb: VerbParser) -> None:
     verb.runs(
-        _demo,
-        "deepseek-triton demo",
-        "deepseek-triton demo --engine simulated --preset h200x8-r1-fp8-min-latency",
+        _demo, "deepseek-triton demo", "deepseek-triton demo --engine simulated --preset h200x8-r1-fp8-min-latency"
     )
     engines = ("reference", "simulated")
     text = "reference computes the answers, simulated sends filler text (default: %(default)s)"

@@ -143,10 +143,7 @@ _FORMS: dict[str, tuple[str, tuple[str, str], dict[str, str]]] = {
     ),
     "mpirun": (
         "start it on several nodes by ssh, from the first of them",
-        (
-            "mpirun r1x2 --hosts node1,node2 --ssh-port 2233 --interface eth0",
-            "mpirun r1x2 --host-file hosts --submit",
-        ),
+        ("mpirun r1x2 --hosts node1,node2 --ssh-port 2233 --interface eth0", "mpirun r1x2 --host-file hosts --submit"),
         {"nodes": _NODES, "server": _SERVER + _ADDRESS},
     ),
     "slurm": (
@@ -169,11 +166,7 @@ _FORMS: dict[str, tuple[str, tuple[str, str], dict[str, str]]] = {
             "ssh-setup r1x2 --hosts node1,node2 > setup.sh",
             "ssh-setup r1x2 --host-file hosts --interface eth0 > setup.sh",
         ),
-        {
-            "nodes": _NODES,
-            "container": _CONTAINER + _GPUS + _SHM_SIZE + _IPC_HOST,
-            "server": _SERVER + _ADDRESS,
-        },
+        {"nodes": _NODES, "container": _CONTAINER + _GPUS + _SHM_SIZE + _IPC_HOST, "server": _SERVER + _ADDRESS},
     ),
 }
 _RUN_AT_ONCE = ("local", "docker")

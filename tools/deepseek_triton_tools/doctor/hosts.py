@@ -24,16 +24,7 @@ from deepseek_triton_tools.doctor.examine import (
     examine,
     report_from_json,
 )
-from deepseek_triton_tools.doctor.findings import (
-    CAPABILITIES,
-    MPIRUN,
-    SERVE,
-    Expected,
-    Reported,
-    error,
-    ok,
-    warning,
-)
+from deepseek_triton_tools.doctor.findings import CAPABILITIES, MPIRUN, SERVE, Expected, Reported, error, ok, warning
 from deepseek_triton_tools.doctor.machine import Machine
 
 _NEEDS = (SERVE, MPIRUN)
@@ -270,11 +261,7 @@ def examine_through(through: Sequence[str], expected: Expected, *, python: str |
 
 
 def examine_by_command(
-    command: Sequence[str],
-    expected: Expected,
-    *,
-    host: str,
-    needs: tuple[str, ...] = (SERVE, MPIRUN),
+    command: Sequence[str], expected: Expected, *, host: str, needs: tuple[str, ...] = (SERVE, MPIRUN)
 ) -> HostResult:
     """Run a command that takes the zip on its standard input, and read its report.
 

@@ -27,10 +27,7 @@ _SLURM_MESSAGES: Mapping[str, tuple[str, str]] = {
         "the slurmctld that slurm.conf names doesn't answer",
         "scontrol ping says which one that is: start it there",
     ),
-    "(?i)munge|authentication": (
-        "Slurm's programs prove by munge who they are",
-        "start munge, with the cluster's key",
-    ),
+    "(?i)munge|authentication": ("Slurm's programs prove by munge who they are", "start munge, with the cluster's key"),
 }
 
 

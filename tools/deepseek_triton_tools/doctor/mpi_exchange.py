@@ -93,12 +93,7 @@ def steps_in(text: str) -> Iterator[dict[str, Any]]:
 
 
 def exchange_findings(
-    results: Sequence[HostResult],
-    machine: Machine,
-    expected: Expected,
-    *,
-    ssh: Ssh,
-    python: str | None,
+    results: Sequence[HostResult], machine: Machine, expected: Expected, *, ssh: Ssh, python: str | None
 ) -> Iterator[Reported]:
     """Run the exchange where a launch would use MPI between hosts."""
     if len(results) < 2 or (expected.engine is not None and not expected.is_tensorrt_llm):

@@ -7,15 +7,7 @@ import json
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
 
-from deepseek_triton_tools.doctor.findings import (
-    Expected,
-    MachineFinding,
-    error,
-    ok,
-    skipped,
-    warning,
-    warning_or_note,
-)
+from deepseek_triton_tools.doctor.findings import Expected, MachineFinding, error, ok, skipped, warning, warning_or_note
 from deepseek_triton_tools.doctor.machine import Machine
 from deepseek_triton_tools.host.units import sized
 

@@ -102,12 +102,7 @@ def mmlu(data: Path | None, *, num_fewshot: int | None, limit: int | None) -> Ev
         raise ToolError(f"MMLU: expected the letter of the right choice in the last column; {_MMLU_SOURCE}")
     subjects = sorted({row["subject"] for row in rows})
     config = generation_config(
-        "mmlu",
-        rows,
-        ["acc", *subjects],
-        scores=_mmlu_scores,
-        max_tokens=2,
-        generation={"truncate_prompt_tokens": 4094},
+        "mmlu", rows, ["acc", *subjects], scores=_mmlu_scores, max_tokens=2, generation={"truncate_prompt_tokens": 4094}
     )
     return EvaluationTask(name="mmlu", config=config, metrics=("acc,none",), is_cut=True)
 

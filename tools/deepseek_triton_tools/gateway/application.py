@@ -211,12 +211,7 @@ async def tokenize(request: ApiRequest) -> None:
         texts = dict(zip(different, await model.texts_of([[token] for token in different]), strict=True))
         token_strs = [texts[token] for token in tokens]
     info = await model.info()
-    document = {
-        "count": len(tokens),
-        "max_model_len": info.max_seq_len,
-        "tokens": tokens,
-        "token_strs": token_strs,
-    }
+    document = {"count": len(tokens), "max_model_len": info.max_seq_len, "tokens": tokens, "token_strs": token_strs}
     await request.exchange.respond(200, msgspec.json.encode(document))
 
 

@@ -6,15 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from deepseek_triton_build import (
-    FORMATS,
-    DisaggregatedPlan,
-    Plan,
-    PlanWarning,
-    Setting,
-    footnotes,
-    usable_formats,
-)
+from deepseek_triton_build import FORMATS, DisaggregatedPlan, Plan, PlanWarning, Setting, footnotes, usable_formats
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_build.catalog import DEFAULT_RELEASE, last_image, release_image_name, without_image
 from deepseek_triton_build.text import yaml_flow

@@ -137,11 +137,7 @@ To call several tools, write a block from {CALL_BEGIN} to {CALL_END} for each, o
 )
 """DeepSeek-V3, R1 and R1-0528."""
 
-DSML_FORM = CallForm(
-    name="dsml",
-    begins=f'\n\n{DSML_BEGIN}\n<{DSML}invoke name="',
-    after_name='">\n',
-)
+DSML_FORM = CallForm(name="dsml", begins=f'\n\n{DSML_BEGIN}\n<{DSML}invoke name="', after_name='">\n')
 """DeepSeek-V3.2, whose tokenizers render conversations by themselves; without one `dsml_prompt` does."""
 
 FORMS = {form.name: form for form in (RAW_JSON, FENCED, DSML_FORM)}

@@ -184,10 +184,7 @@ _CHECKS: _Checks = {
         _or_null(_whole(1, MAX_STREAM_INTERVAL_MS)),
         f"a whole number of milliseconds from 1 to {MAX_STREAM_INTERVAL_MS:,}, or null",
     ),
-    "chat_encoding": (
-        _or_null(lambda value: value in CHAT_ENCODINGS),
-        f"one of {', '.join(CHAT_ENCODINGS)}, or null",
-    ),
+    "chat_encoding": (_or_null(lambda value: value in CHAT_ENCODINGS), f"one of {', '.join(CHAT_ENCODINGS)}, or null"),
     "separate_reasoning": (lambda value: isinstance(value, bool), "true or false"),
     "default_timeout_ms": (_or_null(_whole(1, INT32_MAX)), "a whole number of milliseconds from 1, or null"),
     "max_inflight": (_or_null(_whole(1, INT32_MAX)), "a whole number from 1, or null"),

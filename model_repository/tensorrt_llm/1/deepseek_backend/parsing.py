@@ -23,12 +23,7 @@ from deepseek_backend.contract import (
     TIMEOUT_US,
     ErrorCode,
 )
-from deepseek_backend.engines.generate_request import (
-    ContextHandover,
-    RequestType,
-    SamplingParams,
-    read_handover,
-)
+from deepseek_backend.engines.generate_request import ContextHandover, RequestType, SamplingParams, read_handover
 from deepseek_backend.errors import RequestError
 from deepseek_backend.field_reader import FieldReader
 from deepseek_backend.messages import NO_TOOLS, Prompt, ToolUse, read_tool_use, unanswerable

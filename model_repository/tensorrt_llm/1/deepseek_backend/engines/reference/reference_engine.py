@@ -32,15 +32,11 @@ from deepseek_backend.errors import BackendError, ConfigError, EngineError, Unav
 
 logger = logging.getLogger(__name__)
 
-_FUNCTIONS = (
-    "openblas_set_num_threads64_",
-    "scipy_openblas_set_num_threads64_",
-    "openblas_set_num_threads",
-)
+_FUNCTIONS = ("openblas_set_num_threads64_", "scipy_openblas_set_num_threads64_", "openblas_set_num_threads")
 """Names of the function in the builds of OpenBLAS: numpy's wheels until 1.26 and from then on, and distributions'."""
 _DEFAULT_MAX_SEQ_LEN = 4096
 _SAMPLING_FIELDS = EMBEDDED_FIELDS | {
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "bad", "logit_bias"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "bad", "logit_bias")
 }
 _NO_GUIDE = "the reference engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
 

@@ -144,11 +144,7 @@ def token_logprobs(
 
 
 def prompt_logprobs(
-    hidden: Array,
-    logits: Callable[[Array], Array],
-    prompt_ids: Sequence[int],
-    num_likeliest: int,
-    tokenizer: Tokenizer,
+    hidden: Array, logits: Callable[[Array], Array], prompt_ids: Sequence[int], num_likeliest: int, tokenizer: Tokenizer
 ) -> list[TokenLogprobs | None]:
     """Return an entry for each token of the prompt; None for the first.
 

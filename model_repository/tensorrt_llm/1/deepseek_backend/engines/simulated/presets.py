@@ -82,11 +82,7 @@ B200 = GpuSpeeds(
     layer_overhead_s=133e-6,
 )
 H200 = GpuSpeeds(
-    memory_bytes=141e9,
-    bandwidth=4.8e12,
-    nvlink=450e9,
-    flops={"fp8": 1979e12, "bf16": 989e12},
-    layer_overhead_s=228e-6,
+    memory_bytes=141e9, bandwidth=4.8e12, nvlink=450e9, flops={"fp8": 1979e12, "bf16": 989e12}, layer_overhead_s=228e-6
 )
 
 

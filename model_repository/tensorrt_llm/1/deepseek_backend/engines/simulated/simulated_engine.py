@@ -34,14 +34,7 @@ from deepseek_backend.engines.simulated.kv_transfer import KvTicket, KvTransfers
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
 from deepseek_backend.engines.simulated.simulated_options import parse_options
-from deepseek_backend.errors import (
-    ASK_ANOTHER,
-    ContextLostError,
-    EngineError,
-    RequestError,
-    UnavailableError,
-    describe,
-)
+from deepseek_backend.errors import ASK_ANOTHER, ContextLostError, EngineError, RequestError, UnavailableError, describe
 
 logger = logging.getLogger(__name__)
 

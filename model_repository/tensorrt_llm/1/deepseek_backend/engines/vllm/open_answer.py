@@ -23,7 +23,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", 
 Text = Callable[[int], str]
 """Makes the text of one token alone."""
 APPLIED_HERE = TEXT_LAYER_FIELDS | {
-    *("max_tokens", "truncate_prompt_tokens", "add_special_tokens", "skip_special_tokens", "return_perf_metrics"),
+    *("max_tokens", "truncate_prompt_tokens", "add_special_tokens", "skip_special_tokens", "return_perf_metrics")
 }
 """Sampling fields that the backend's text layer and this engine apply themselves, with any vLLM."""
 GUIDES = {field.name: field.name.removeprefix("guided_") for field in SAMPLING_FIELDS if field.guided}
