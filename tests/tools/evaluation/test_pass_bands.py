@@ -12,7 +12,7 @@ def test_a_whole_run_passes_from_the_published_limit():
         ("gsm8k", "deepseek-r1", False): 92.21,
         ("mmlu", "deepseek-r1", False): 85.76,
         ("gpqa_diamond", "deepseek-r1-fp4", True): 62.18,
-        ("tiny", "tiny", False): 98.54,
+        ("tiny", "tiny", False): 98.37,
     }
     for (task, model, chat), limit in limits.items():
         [band] = bands_of(task, model, chat=chat)
