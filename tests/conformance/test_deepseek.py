@@ -4,6 +4,7 @@ package as the guides of DeepSeek's API ask it.
 The stand-in for TensorRT-LLM says what a message dictates, so that any answer can be had, and takes guides.
 """
 
+import itertools
 import json
 import random
 from contextlib import ExitStack
@@ -15,8 +16,9 @@ import pytest
 from openai import OpenAI
 
 from conformance import made_conversations
+from conformance.asked import BERLIN_ANSWER, BERLIN_RESULT, FRANCE, PARIS, WEATHER_TOOL
 from conformance.running import gateway, triton
-from support.servers import change_yaml, standin_repository
+from support.servers import build, change_yaml, standin_repository
 
 MODELS = {  # the name here -> the setting, DeepSeek's name and its encoding
     "v4": ("v4-0731", "DeepSeek-V4-Pro", recipe.DeepseekV4Encoding),
@@ -264,3 +266,43 @@ def test_the_chunks_are_deepseeks(clients):
     assert (first.role, first.content, first.reasoning_content) == ("assistant", None, "")
     assert (last.content, last.reasoning_content) == ("", None)
     assert "".join(delta.reasoning_content or "" for delta in deltas) == "Hm."
+
+
+# --- The tiny model in V4's form, which answers by itself ---
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny_v4")
+    with ExitStack() as running:
+        server = running.enter_context(triton(build(folder / "repository", "tiny-v4"), folder / "log"))
+        url = running.enter_context(gateway(server, log=folder / "gateway.log"))
+        yield running.enter_context(OpenAI(base_url=url, api_key="none", max_retries=0))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_tiny_model_in_v4s_form(tiny, streamed):
+    def chat(messages, **fields):
+        found = ask(tiny, streamed=streamed, model="tiny", messages=messages, temperature=0, **fields)
+        return found.choices[0].message, said(found.choices[0].model_dump())
+
+    reasonings = []
+    for effort in ("none", "low", "high", "max"):
+        _, (reasoning, *answer) = chat(FRANCE, reasoning_effort=effort)
+        assert answer == [PARIS, "stop", []]
+        reasonings.append(reasoning or "")
+    assert all(len(more) > len(less) and more.startswith(less) for less, more in itertools.pairwise(reasonings))
+
+    question = [{"role": "user", "content": "What is the weather in Berlin and Rome?"}]
+    message, (reasoning, text, reason, calls) = chat(question, tools=[WEATHER_TOOL])
+    assert (bool(reasoning), text, reason) == (True, "", "tool_calls")
+    assert calls == [["get_weather", '{"city": "Berlin"}'], ["get_weather", '{"city": "Rome"}']]
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": result}
+        for call, result in zip(message.tool_calls, [BERLIN_RESULT, BERLIN_RESULT], strict=True)
+    ]
+    _, answer = chat([*question, message, *results], tools=[WEATHER_TOOL])
+    assert answer[1].startswith(BERLIN_ANSWER)
+
+    begun = {"role": "assistant", "content": "The capital of", "prefix": True}
+    assert chat([*FRANCE, begun], extra_body=thinking(False))[1][1] == PARIS.removeprefix(begun["content"])
