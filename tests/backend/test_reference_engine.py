@@ -1,5 +1,6 @@
 import contextlib
 import json
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
+from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.reference import ReferenceEngine
 from deepseek_backend.engines.reference.deepseek_model import ModelRunner
@@ -257,10 +258,28 @@ def test_higher_priority_goes_first_and_equals_in_order(own_engine):
     assert own_engine.engine.capabilities.priority
 
 
-def test_why_a_guide_is_refused(engine):
-    guided = {field.name for field in SAMPLING_FIELDS if field.guided}
-    assert engine.engine.capabilities.unsupported.keys() == guided
-    assert all("guided_decoding_backend" in reason for reason in engine.engine.capabilities.unsupported.values())
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+GUIDED = [  # the guide, and how the text is matched
+    ({"guided_regex": "(yes|no), [0-9]{3}"}, "(yes|no), [0-9]{3}"),
+    ({"guided_grammar": 'root ::= "left" | "right"'}, "left|right"),
+    ({"guided_json": json.dumps(SCHEMA | {"additionalProperties": False})}, r'\{"city": "(Oslo|Rome)"\}'),
+    # min_tokens forbids the end, which the guide alone allows then.
+    ({"guided_regex": "a", "min_tokens": 9}, "a"),
+]
+
+
+def test_a_guide_binds_the_text(engine):
+    found = [(generate(engine, **{"max_tokens": 60, **guide}), pattern) for guide, pattern in GUIDED]
+    assert [answer.text for answer, pattern in found if not re.fullmatch(pattern, answer.text, re.S)] == []
+    assert engine.engine.capabilities.unsupported.keys() == {"guided_structural_tag"}
+
+
+def test_a_guide_that_is_wrong_is_refused_by_name(engine):
+    wrong = {"guided_regex": "(a", "guided_grammar": "x", "guided_json": '{"type": "objct"}'}
+    errors = {name: generate(engine, **{name: value}).last.error for name, value in wrong.items()}
+    assert {name: (error.code, str(error).partition(":")[0]) for name, error in errors.items()} == {
+        name: ("E_INVALID_ARGUMENT", name) for name in wrong
+    }
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Any, Sequence[str], str]]] = {
         ({"top_p": 1.5, "max_tokens": 0, "n": 65}, "x", VERBS, "E_INVALID_ARGUMENT"),
         ({}, [3, 10**6], VERBS[:2], "E_INVALID_ARGUMENT"),
         ({}, [{"role": "x", "content": ""}], VERBS[2:], "E_INVALID_ARGUMENT"),
-        ({"guided_regex": "a+"}, "x", VERBS, "E_UNSUPPORTED"),
+        ({"guided_structural_tag": '{"structures": []}'}, "x", VERBS, "E_UNSUPPORTED"),
         ({}, "word " * 20_000, VERBS, "E_PROMPT_TOO_LONG"),
     ],
     "dead": [({}, "x", VERBS, "E_UNAVAILABLE")],

@@ -248,7 +248,7 @@ GUIDES: Fields = {
 }
 PENALTIES: Fields = {"presence_penalty": 1.5, "frequency_penalty": 1.5, "repetition_penalty": 1.5}
 LACKS: dict[str, Fields] = {
-    "tiny": GUIDES,
+    "tiny": {"guided_structural_tag": GUIDES["guided_structural_tag"]},
     "simulated": {**GUIDES, **PENALTIES, "sampling_param_bad": ["x"]},
     "trtllm": {"logprobs": 1, "prompt_logprobs": 1, "priority": 1},
 }

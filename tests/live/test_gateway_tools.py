@@ -150,9 +150,12 @@ def test_items_of_a_response_go_back_as_they_came(tiny):
     assert second["output"][0]["content"][0]["text"] == BERLIN_ANSWER
 
 
-def test_a_guide_is_refused_with_the_reason(tiny):
-    body = {"messages": BERLIN, "response_format": {"type": "json_object"}}
-    answer = httpx.post(f"{tiny}/v1/chat/completions", json=body, timeout=60)
+def test_the_form_of_an_answer_is_the_schemas(tiny):
+    schema = {"type": "object", "properties": {"capital": {"type": "string", "maxLength": 20}}, "required": ["capital"]}
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema | {"additionalProperties": False}}}
+    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "response_format": form}
+    answer = httpx.post(f"{tiny}/v1/chat/completions", json={**body, "temperature": 0}, timeout=60).json()
 
-    assert answer.status_code == 400
-    assert "the reference engine has no guided decoding" in answer.json()["error"]["message"]
+    assert json.loads(answer["choices"][0]["message"]["content"]).keys() == {"capital"}
+    choice = httpx.post(f"{tiny}/v1/completions", json={"prompt": "The", "guided_choice": ["A.", "B?"]}, timeout=60)
+    assert choice.json()["choices"][0]["text"] in ("A.", "B?")

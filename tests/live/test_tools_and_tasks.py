@@ -126,7 +126,7 @@ def test_the_model_says_what_it_is(v31_server, r1_server):
     assert "tool▁calls▁begin" in v31["chat_template"]
     assert (v31["bos_token"], v31["eos_token"]) == ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
     assert v31["fields"]["temperature"] == ""
-    assert v31["fields"]["guided_json"] != ""
+    assert (v31["fields"]["guided_json"], v31["fields"]["guided_structural_tag"] != "") == ("", True)
 
 
 def test_every_client_asks_for_tools_and_tasks(v31_server, client_kind):

@@ -21,6 +21,7 @@ from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.prompting import check_ids, check_prompt_length, prompt_token_ids
 from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint
 from deepseek_backend.engines.reference.deepseek_model import ModelRunner
+from deepseek_backend.engines.reference.guides import Guides
 from deepseek_backend.engines.reference.token_sampling import (
     TokenSampler,
     prompt_logprobs,
@@ -43,7 +44,7 @@ class BatchedGeneration:
     """Set by `make_sampler`."""
 
     def __init__(
-        self, request: GenerateRequest, sink: StepSink, checkpoint: LoadedCheckpoint, max_seq_len: int
+        self, request: GenerateRequest, sink: StepSink, checkpoint: LoadedCheckpoint, guides: Guides, max_seq_len: int
     ) -> None:
         """Make the request. This needs the tokenizer only, not the model.
 
@@ -67,6 +68,7 @@ class BatchedGeneration:
             checkpoint.tokenizer, skip_special_tokens=sampling.skip_special_tokens is not False
         )
         self._bad_sequences = spellings(checkpoint.tokenizer, sampling.bad)
+        self._guide = guides.of(sampling)
         self._checkpoint = checkpoint
 
     def make_sampler(self) -> None:
@@ -77,6 +79,7 @@ class BatchedGeneration:
             prompt_ids=self.prompt_ids,
             end_ids=checkpoint.eos_token_ids.union(sampling.stop_token_ids),
             bad_sequences=self._bad_sequences,
+            guide=self._guide,
             vocab_size=checkpoint.vocab_size,
         )
 

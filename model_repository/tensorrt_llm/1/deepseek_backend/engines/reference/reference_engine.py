@@ -28,6 +28,7 @@ from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint, load_checkpoint
 from deepseek_backend.engines.reference.continuous_batch import BatchedGeneration, ContinuousBatch
 from deepseek_backend.engines.reference.deepseek_model import ModelRunner
+from deepseek_backend.engines.reference.guides import NO_TAGS, Guides, unsupported_guides
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _DEFAULT_MAX_SEQ_LEN = 4096
 _SAMPLING_FIELDS = EMBEDDED_FIELDS | {
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "bad", "logit_bias")
 }
-_NO_GUIDE = "the reference engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
+_GUIDED = {field.name for field in SAMPLING_FIELDS if field.guided}
 
 
 def set_blas_threads(number: int) -> None:
@@ -124,15 +125,19 @@ class ReferenceEngine:
                 f"engine_options.max_seq_len is {max_seq_len}, more than the checkpoint's max_position_embeddings, "
                 f"{longest}"
             )
+        unsupported = unsupported_guides()
         self._capabilities = Capabilities(
-            sampling_fields=_SAMPLING_FIELDS,
+            sampling_fields=_SAMPLING_FIELDS | _GUIDED - unsupported.keys(),
             max_seq_len=max_seq_len,
             max_prompt_bytes=max_seq_len * checkpoint.longest_token_bytes,
             bos_token=checkpoint.bos_token,
             priority=True,
-            unsupported={field.name: _NO_GUIDE for field in SAMPLING_FIELDS if field.guided},
+            unsupported=unsupported,
+            formats_refused=NO_TAGS,
         )
         self._checkpoint = checkpoint
+        end = min(checkpoint.eos_token_ids, default=-1)
+        self._guides = Guides(checkpoint.tokenizer, vocab_size=checkpoint.vocab_size, eos_token_id=end)
         self._load_seconds = checkpoint.load_seconds
         runner = ModelRunner(checkpoint.model, options.max_num_seqs)
         self._batch = ContinuousBatch(runner, checkpoint.tokenizer, options.max_num_seqs)
@@ -159,7 +164,7 @@ class ReferenceEngine:
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
         """Tokenize in the caller's thread, and leave the rest to the engine's thread."""
         try:
-            generation = BatchedGeneration(request, sink, self._loaded(), self.capabilities.max_seq_len)
+            generation = BatchedGeneration(request, sink, self._loaded(), self._guides, self.capabilities.max_seq_len)
             with self._wake:
                 if self._down:
                     raise UnavailableError(self._down)

@@ -1,7 +1,7 @@
 """Chooses the next token of each row from its logits, by the sampling fields of each request.
 
-The order is: logit_bias, penalties, min_tokens, bad, temperature, top_k, top_p, min_p. As in vLLM, penalties see the
-logits with their bias. Each filter sees only the tokens that the one before has left. A random number is drawn per
+The order is: logit_bias, penalties, min_tokens, bad, guide, temperature, top_k, top_p, min_p. As in vLLM, penalties see
+the logits with their bias. Each filter sees only the tokens that the one before has left. A random number is drawn per
 token, so that a seed gives the same whatever runs beside it.
 """
 
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from deepseek_backend.engines.base import Logprob, TokenLogprobs
 from deepseek_backend.engines.generate_request import SamplingParams
+from deepseek_backend.engines.reference.guides import Guide
 
 Array = npt.NDArray[np.float32]
 Probabilities = npt.NDArray[np.float64]
@@ -39,6 +40,7 @@ class TokenSampler:
         prompt_ids: Sequence[int],
         end_ids: Iterable[int],
         bad_sequences: Sequence[Sequence[int]] = (),
+        guide: Guide | None = None,
         vocab_size: int,
     ) -> None:
         """Make the sampler.
@@ -53,6 +55,7 @@ class TokenSampler:
         biases = params.logit_bias or {}
         self._biased_ids, self._biases = list(biases), np.array(list(biases.values()), np.float32)
         self._bad = [(list(before), last) for *before, last in bad_sequences]
+        self._guide = guide
         self._output_ids: list[int] = []
         # [vocab_size]. Made only for penalties, because they are large with a real vocabulary.
         self._counts: Array | None = None
@@ -62,7 +65,7 @@ class TokenSampler:
             self._seen[list(prompt_ids)] = True
 
     def adjust(self, logits: Array) -> None:
-        """Apply logit_bias, penalties, min_tokens and bad to `logits` [vocab_size] in place."""
+        """Apply logit_bias, penalties, min_tokens, bad and the guide to `logits` [vocab_size] in place."""
         if self._biased_ids:
             logits[self._biased_ids] += self._biases
         if self._counts is not None:
@@ -76,6 +79,10 @@ class TokenSampler:
         if self._bad:
             output = self._output_ids
             logits[[last for before, last in self._bad if output[len(output) - len(before) :] == before]] = -np.inf
+        if self._guide is not None:
+            self._guide.mask(logits)
+            if not np.isfinite(logits).any():  # the guide allows only what min_tokens and bad do not
+                logits[self._end_ids] = 0
 
     def choose(self, logits: Array) -> int:
         """Draw a token from the adjusted `logits` [vocab_size]."""
@@ -93,6 +100,8 @@ class TokenSampler:
     def record(self, token_id: int) -> None:
         """Count `token_id` as generated."""
         self._output_ids.append(token_id)
+        if self._guide is not None:
+            self._guide.accept(token_id)
         if self._counts is not None:
             self._counts[token_id] += 1
             self._seen[token_id] = True

@@ -1,0 +1,91 @@
+"""Guided decoding by llguidance, where that is installed."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from deepseek_backend.contract import SAMPLING_FIELDS
+from deepseek_backend.engines.generate_request import SamplingParams
+from deepseek_backend.errors import RequestError
+
+_GUIDED = {field.name for field in SAMPLING_FIELDS if field.guided}
+STRUCTURAL_TAG = "guided_structural_tag"
+NO_TAGS = "the reference engine has no structural tags; TensorRT-LLM has, with guided_decoding_backend"
+_NOT_INSTALLED = "the reference engine needs llguidance for it: pip install llguidance"
+
+# As Python writes it. With free white space a small model writes nothing else.
+_JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def unsupported_guides() -> dict[str, str]:
+    """Return each field of a guide that is not honoured here, with the reason."""
+    reasons = dict.fromkeys(_GUIDED, _NOT_INSTALLED) if find_spec("llguidance") is None else {}
+    return {**reasons, STRUCTURAL_TAG: NO_TAGS}
+
+
+class Guides:
+    """Makes the guides of requests, over one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_id: int) -> None:
+        self._arguments = (tokenizer.to_str(), vocab_size, eos_token_id)
+        self._tokens: Any = None
+
+    def of(self, sampling: SamplingParams) -> Guide | None:
+        """Return the guide of a request; None for a request without one.
+
+        :raises RequestError: for a guide that llguidance does not take.
+        """
+        name = next((name for name in _GUIDED if getattr(sampling, name)), None)
+        if name is None:
+            return None
+        from llguidance import LLMatcher, LLTokenizer, gbnf_to_lark
+
+        self._tokens = self._tokens or LLTokenizer(*self._arguments)
+        value = getattr(sampling, name)
+        try:
+            if name == "guided_regex":
+                grammar = LLMatcher.grammar_from_regex(value)
+            elif name == "guided_grammar":
+                grammar = LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(value))
+            else:
+                schema = {"type": "object"} if name == "guided_json_object" else json.loads(value)
+                grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
+            matcher = LLMatcher(self._tokens, grammar)
+            refused = matcher.get_error()
+        except (ValueError, gbnf_to_lark.GbnfToLarkError) as error:
+            refused = str(error)
+        if refused:
+            raise RequestError(f"{name}: llguidance refused it: {' '.join(refused.split())}")
+        return Guide(matcher, *self._arguments[1:])
+
+
+class Guide:
+    """Which tokens a request may get next."""
+
+    def __init__(self, matcher: Any, vocab_size: int, eos_token_id: int) -> None:
+        self._matcher, self._eos_token_id = matcher, eos_token_id
+        self._allowed = np.zeros((1, (vocab_size + 31) // 32), np.int32)
+        self._has_ended = False
+
+    def mask(self, logits: npt.NDArray[np.float32]) -> None:
+        """Rule out in `logits` [vocab_size] what may not come next. Behind the end everything may."""
+        from llguidance import numpy as masks
+
+        if self._has_ended:
+            return
+        if self._matcher.is_stopped():  # the text is complete, and can't go on
+            logits[np.arange(len(logits)) != self._eos_token_id] = -np.inf
+            return
+        masks.fill_next_token_bitmask(self._matcher, self._allowed, 0)
+        masks.apply_token_bitmask_inplace(logits[None], self._allowed)
+
+    def accept(self, token_id: int) -> None:
+        self._has_ended |= token_id == self._eos_token_id
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)
