@@ -164,7 +164,6 @@ WRONG = [
     ),
     (("URL", "--preset", "balanced", "--cancel", "5", "--cancel-after", "1"), "--cancel, --cancel-after: not with"),
     (("URL", "--json", "--against", "deepseek-r1 --gpu h200"), "--against: not with --json"),
-    (("URL", "--picture"), "--output FOLDER writes"),
     (("URL/v1", "--model-version", "1"), "--model-version: an OpenAI endpoint has none"),
     (("URL/v1",), "for Triton, leave /v1 out"),
     (("URL", "--chat"), "--chat: random prompts are token ids"),

@@ -185,7 +185,7 @@ def _parallelism(target: VllmTarget) -> Iterator[Setting]:
         asked, guide = "asked for by --parallel" if target.request.parallel else "for many requests at once", GUIDE
         if not target.request.parallel and target.architecture.csa:
             asked = "V4 has one KV head, so that tensor parallelism would keep the same KV cache on every GPU"
-            guide = "vllm-project/vllm#51454: 7.7 times the requests on eight B200"
+            guide = f"{_guide(target)}; for Flash on eight B200 vllm-project/vllm#51454"
         elif not target.request.parallel and target.profile.name != "throughput":
             asked = "as tensor parallelism can't share the heads and blocks evenly"
         reason = f"attention and dense layers whole on each of {number} GPUs, with requests of its own: {asked}"
@@ -209,6 +209,8 @@ def _limits(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> Iterator[Se
     asked = target.request.workload
     shrunk = f"; {sizes.shrunk}" if sizes.shrunk else ""
     reason = "tokens of prompt and answer together: enough for most uses, and it saves memory"
+    if target.architecture.csa:
+        reason += "; answers at the effort max want 393,216 (--isl, --osl)"
     if asked.isl is not None or asked.osl is not None:
         reason = f"{sizes.workload.isl:,} tokens in and {sizes.workload.osl:,} out, rounded up"
     elif target.is_rehearsal:
@@ -284,7 +286,7 @@ def _kv_reason(target: VllmTarget, sizes: VllmSizes) -> tuple[str, str]:
 
 
 _DRAFTS = {
-    "mtp": ("1 on Hopper and 2 on Blackwell in V4's guide", "vLLM recipes, DeepSeek-V4-Flash"),
+    "mtp": ("2 in V4's guides, 1 for Flash on Hopper", "vLLM recipes, DeepSeek-V4-Flash and DeepSeek-V4-Pro"),
     "dspark": (
         "5, DSpark's block, or more: answers of V4-Pro took 3.61, 3.77 and 3.73 tokens a step with 5, 6 and 7",
         "SemiAnalysisAI/InferenceX golden_al_distribution@843c625",
