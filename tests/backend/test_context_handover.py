@@ -155,10 +155,11 @@ def test_a_handover_for_a_client_who_has_gone_is_dropped(engine, is_noticed):
 
 def test_a_client_who_goes_during_the_submission_leaves_nothing(engine, service):
     """The engine hears of the end before it hears of the request."""
-    reply = ListReply(cancelled=True)
+    reply = ListReply()
     submit = engine.submit
 
     def submit_late(request, sink):
+        reply.cancelled = True  # no earlier: a request of one who has gone already is not submitted
         wait_for(lambda: reply.finals and not service.num_open)
         submit(request, sink)
 
