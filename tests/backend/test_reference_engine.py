@@ -263,6 +263,7 @@ GUIDED = [  # the guide, and how the text is matched
     ({"guided_regex": "(yes|no), [0-9]{3}"}, "(yes|no), [0-9]{3}"),
     ({"guided_grammar": 'root ::= "left" | "right"'}, "left|right"),
     ({"guided_json": json.dumps(SCHEMA | {"additionalProperties": False})}, r'\{"city": "(Oslo|Rome)"\}'),
+    ({"guided_regex": "x‹｜end▁of▁sentence｜>y".replace("‹", "<")}, "x<｜end▁of▁sentence｜>y"),
     # min_tokens forbids the end, which the guide alone allows then.
     ({"guided_regex": "a", "min_tokens": 9}, "a"),
 ]

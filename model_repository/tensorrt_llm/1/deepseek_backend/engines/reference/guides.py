@@ -33,7 +33,9 @@ class Guides:
     """Makes the guides of requests, over one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_id: int) -> None:
-        self._arguments = (tokenizer.to_str(), vocab_size, eos_token_id)
+        # Text that spells a special token is made of its letters: llguidance would allow the token, and refuse it then.
+        document = {**json.loads(tokenizer.to_str()), "added_tokens": []}
+        self._arguments = (json.dumps(document), vocab_size, eos_token_id)
         self._tokens: Any = None
 
     def of(self, sampling: SamplingParams) -> Guide | None:
