@@ -43,7 +43,6 @@ def test_the_same_request_gives_the_same_text_however_it_is_sent(client_kind, ti
     body = {"text_input": PROMPTS[0], "max_tokens": 40, **fields}
     texts += ["".join(chunks), post(tiny_server, "generate", body).json()["text_output"]]
 
-    assert len(chunks) > 4
     assert texts[0]
     assert texts == texts[:1] * 3
 
