@@ -312,6 +312,8 @@ class ServerProcess:
                 if match := re.fullmatch(r"started process (\d+)", self._last_words):
                     self.pid = int(match[1])
                     self._has_spoken.set()
+                if self._last_words.startswith("launch "):  # it waits for another one, which is stopping
+                    complain(self._last_words)
                 self._is_ready = self._is_ready or self._last_words.startswith("ready after ")
         self._has_spoken.set()
 
