@@ -289,6 +289,8 @@ def test_log_probabilities_of_a_chat(chat):
 @pytest.mark.sample
 def test_parse_reads_the_arguments_of_a_strict_tool(client, model_name):
     class get_weather(BaseModel):
+        """Get the current weather of a city."""
+
         city: str
 
     asked = {"model": model_name, "tools": [openai.pydantic_function_tool(get_weather)], "temperature": 0}
