@@ -1,4 +1,4 @@
-"""What stands before training: the network's dimensions and the special tokens, as DeepSeek's tokenizers spell them.
+"""Holds what training begins with: the network's dimensions, and special tokens as DeepSeek's tokenizers spell them.
 
 The form is DeepSeek-V3's, with the head sizes that production's kernels need. Tensor parallelism over 1, 2 and 4 GPUs
 divides the heads, the vocabulary and every FP8 block. Over 8 it would halve a block of q_b_proj (one head of 192 rows),

@@ -30,8 +30,9 @@ class Weights:
     mtp_experts: float
     """The routed experts of the MTP layer; they are divided like the other experts."""
     mtp: float = 0
-    """What tensor parallelism divides of the rest of the MTP layer, or of DSpark's layers."""
+    """The part of the rest of the MTP layer, or of DSpark's layers, that tensor parallelism divides."""
     mtp_replicated: float = 0
+    """The part that every rank holds whole."""
     hash_tables: float = 0
     """Tables from token to experts, which every rank holds in half as many bytes: int32 instead of int64."""
 
@@ -150,9 +151,8 @@ def _compressed_weights(a: Architecture, csa: CompressedAttention, precision: Pr
     whole += 2 * (mixes * streams + mixes + 3) * 4  # hyper-connections, before attention and before the experts
     whole += a.num_routed_experts * a.hidden_size * 2  # router
     num_hash, bias = min(csa.num_hash_layers, a.num_layers), a.num_routed_experts * 4
-    is_dspark = a.draft == "dspark"
-    joining, joined = (2 * _fp8(a.hidden_size, a.hidden_size) + 3 * a.hidden_size * 2 + collapse), 0
-    if is_dspark:  # main_proj and its norm, the last norm, the confidence head; the tables of the Markov head
+    joining, joined = 2 * _fp8(a.hidden_size, a.hidden_size) + 3 * a.hidden_size * 2 + collapse, 0
+    if a.draft == "dspark":  # main_proj and its norm, the last norm, the confidence head; the tables of the Markov head
         joining = _fp8(a.hidden_size, 3 * a.hidden_size) + 2 * a.hidden_size * 2
         joining += collapse + (a.hidden_size + csa.markov_rank) * 2
         joined = 2 * a.vocab_size * csa.markov_rank * 2

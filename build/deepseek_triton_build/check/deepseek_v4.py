@@ -1,4 +1,4 @@
-"""What config.json of DeepSeek-V4 and V4.1 says, and the tensors that V4's asks for (data/v4_tensors.yaml)."""
+"""Reads config.json of DeepSeek-V4 and V4.1, and lists the tensors that V4's asks for (data/v4_tensors.yaml)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ PRECISION_ALIASES: Mapping[str, Precision] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedAttention:
-    """What attention of DeepSeek-V4 has that MLA has not, with the figures of its config.json."""
+    """The attention of DeepSeek-V4, as far as it is not MLA's, with the figures of its config.json."""
 
     head_dim: int
     """Width of the one latent of a token that is key and value of every head."""

@@ -161,7 +161,7 @@ def _top_level_dtype(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error("K012")
 def _compressed(d: Deployment) -> Iterator[Violation]:
-    """What V4's cache manager asserts."""
+    """V4's cache manager asserts these."""
     if d.attention != "csa":
         return
     size, events, width = "kv_cache_config.tokens_per_block", "kv_cache_config.event_buffer_max_size", "max_beam_width"

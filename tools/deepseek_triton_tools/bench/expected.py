@@ -1,4 +1,4 @@
-"""What is expected of a benchmark, beside what was measured: published figures, by a preset's name, or a plan."""
+"""Lays what is expected of a benchmark beside what was measured: published figures, by a preset's name, or a plan."""
 
 from __future__ import annotations
 

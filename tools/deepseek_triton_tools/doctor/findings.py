@@ -54,7 +54,7 @@ class Expected:
     drivers: Mapping[str, str] = field(default_factory=dict)
     """Tag of a Triton container with the engine, such as `26.07` -> the oldest NVIDIA driver that it is made for."""
     last_image: str = ""
-    """What is known of newer containers than these."""
+    """A sentence about newer containers than these; empty where nothing is known."""
 
     @property
     def is_tensorrt_llm(self) -> bool:

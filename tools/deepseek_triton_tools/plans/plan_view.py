@@ -31,7 +31,7 @@ class _Concurrency(NamedTuple):
     runs: int
     """The smaller of what the KV cache holds and what max_batch_size allows."""
     limit: str
-    """What keeps more away: `max_num_seqs` or `max_batch_size`, `kv_cache`, or `prefill`, for which blocks are set
+    """The name of the limit: `max_num_seqs` or `max_batch_size`, `kv_cache`, or `prefill`, for which blocks are set
     aside while the prompt is read."""
 
 

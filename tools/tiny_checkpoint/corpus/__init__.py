@@ -45,7 +45,7 @@ _EXCHANGES: dict[ExchangeMaker, int] = {
     talk.random_repetition: 8,
     talk.random_story: 2,
 }
-"""What a turn of a longer chat may be, and the shares."""
+"""Maker of a turn of a longer chat -> its share."""
 
 
 def _any_exchange(random: Random) -> Exchange:
