@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,8 +15,7 @@ from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
 
-_GUIDED = {field.name for field in SAMPLING_FIELDS if field.guided}
-STRUCTURAL_TAG = "guided_structural_tag"
+GUIDED = {field.name for field in SAMPLING_FIELDS if field.guided}
 NO_TAGS = "the reference engine has no structural tags; TensorRT-LLM has, with guided_decoding_backend"
 _NOT_INSTALLED = "the reference engine needs llguidance for it: pip install llguidance"
 
@@ -25,30 +25,34 @@ _JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 
 def unsupported_guides() -> dict[str, str]:
     """Return each field of a guide that is not honoured here, with the reason."""
-    reasons = dict.fromkeys(_GUIDED, _NOT_INSTALLED) if find_spec("llguidance") is None else {}
-    return {**reasons, STRUCTURAL_TAG: NO_TAGS}
+    reasons = dict.fromkeys(GUIDED, _NOT_INSTALLED) if find_spec("llguidance") is None else {}
+    return {**reasons, "guided_structural_tag": NO_TAGS}
 
 
 class Guides:
     """Makes the guides of requests, over one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_id: int) -> None:
+        self._tokenizer, self._vocab_size, self._eos_token_id = tokenizer, vocab_size, eos_token_id
+
+    @cached_property
+    def _tokens(self) -> Any:
+        from llguidance import LLTokenizer
+
         # Text that spells a special token is made of its letters: llguidance would allow the token, and refuse it then.
-        document = {**json.loads(tokenizer.to_str()), "added_tokens": []}
-        self._arguments = (json.dumps(document), vocab_size, eos_token_id)
-        self._tokens: Any = None
+        document = {**json.loads(self._tokenizer.to_str()), "added_tokens": []}
+        return LLTokenizer(json.dumps(document), self._vocab_size, self._eos_token_id)
 
     def of(self, sampling: SamplingParams) -> Guide | None:
         """Return the guide of a request; None for a request without one.
 
         :raises RequestError: for a guide that llguidance does not take.
         """
-        name = next((name for name in _GUIDED if getattr(sampling, name)), None)
+        name = next((name for name in GUIDED if getattr(sampling, name)), None)
         if name is None:
             return None
-        from llguidance import LLMatcher, LLTokenizer, gbnf_to_lark
+        from llguidance import LLMatcher, gbnf_to_lark
 
-        self._tokens = self._tokens or LLTokenizer(*self._arguments)
         value = getattr(sampling, name)
         try:
             if name == "guided_regex":
@@ -64,7 +68,7 @@ class Guides:
             refused = str(error)
         if refused:
             raise RequestError(f"{name}: llguidance refused it: {' '.join(refused.split())}")
-        return Guide(matcher, *self._arguments[1:])
+        return Guide(matcher, self._vocab_size, self._eos_token_id)
 
 
 class Guide:

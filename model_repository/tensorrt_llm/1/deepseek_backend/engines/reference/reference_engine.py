@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.base import (
     EMBEDDED_FIELDS,
     Capabilities,
@@ -28,7 +27,7 @@ from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint, load_checkpoint
 from deepseek_backend.engines.reference.continuous_batch import BatchedGeneration, ContinuousBatch
 from deepseek_backend.engines.reference.deepseek_model import ModelRunner
-from deepseek_backend.engines.reference.guides import NO_TAGS, Guides, unsupported_guides
+from deepseek_backend.engines.reference.guides import GUIDED, NO_TAGS, Guides, unsupported_guides
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
 
 logger = logging.getLogger(__name__)
@@ -39,7 +38,6 @@ _DEFAULT_MAX_SEQ_LEN = 4096
 _SAMPLING_FIELDS = EMBEDDED_FIELDS | {
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "bad", "logit_bias")
 }
-_GUIDED = {field.name for field in SAMPLING_FIELDS if field.guided}
 
 
 def set_blas_threads(number: int) -> None:
@@ -127,7 +125,7 @@ class ReferenceEngine:
             )
         unsupported = unsupported_guides()
         self._capabilities = Capabilities(
-            sampling_fields=_SAMPLING_FIELDS | _GUIDED - unsupported.keys(),
+            sampling_fields=_SAMPLING_FIELDS | GUIDED - unsupported.keys(),
             max_seq_len=max_seq_len,
             max_prompt_bytes=max_seq_len * checkpoint.longest_token_bytes,
             bos_token=checkpoint.bos_token,
