@@ -14,6 +14,7 @@ from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.reference import ReferenceEngine
 from deepseek_backend.engines.reference.deepseek_model import ModelRunner
+from deepseek_backend.engines.reference.guides import Guide
 from deepseek_backend.engines.reference.token_sampling import log_softmax
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
@@ -273,6 +274,14 @@ def test_a_guide_binds_the_text(engine):
     found = [(generate(engine, **{"max_tokens": 60, **guide}), pattern) for guide, pattern in GUIDED]
     assert [answer.text for answer, pattern in found if not re.fullmatch(pattern, answer.text, re.S)] == []
     assert engine.engine.capabilities.unsupported.keys() == {"guided_structural_tag"}
+
+
+def test_a_guide_that_can_not_be_followed_ends_its_request_alone(engine, monkeypatch):
+    """llguidance may give up in the middle, for example when a grammar grows too large."""
+    monkeypatch.setattr(Guide, "failure", "too large")
+    failed, other = submit(engine, guided_regex="a+"), submit(engine, max_tokens=3)
+    assert engine.result(failed).last.error.code == ErrorCode.INTERNAL
+    assert engine.result(other).last.finish_reason == "length"
 
 
 def test_a_guide_that_is_wrong_is_refused_by_name(engine):

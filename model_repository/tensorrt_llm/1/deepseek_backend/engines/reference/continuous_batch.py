@@ -87,6 +87,8 @@ class BatchedGeneration:
         """Return the step of a generated token. A token that ends the text is counted, but shown only on request."""
         self.last_token_id = token_id
         self.num_generated += 1
+        if self._guide is not None and self._guide.failure:
+            return self.step(error=EngineError(f"the guide can't be followed: {self._guide.failure}"))
         if self.request.sampling.return_perf_metrics:
             self._last_token_ns = time.monotonic_ns()
             self._first_token_ns = self._first_token_ns or self._last_token_ns
@@ -242,7 +244,7 @@ class ContinuousBatch:
         step = generation.advance(token_id)
         if logprobs is not None:
             step.logprobs = (logprobs,)
-        if step.finish_reason is not None:
+        if step.finish_reason is not None or step.error is not None:
             self._remove(row)
         self.steps.append((generation, step))
         return step

@@ -74,6 +74,9 @@ class Guides:
 class Guide:
     """Which tokens a request may get next."""
 
+    failure = ""
+    """Why no further token can be chosen."""
+
     def __init__(self, matcher: Any, vocab_size: int, eos_token_id: int) -> None:
         self._matcher, self._eos_token_id = matcher, eos_token_id
         self._allowed = np.zeros((1, (vocab_size + 31) // 32), np.int32)
@@ -93,5 +96,5 @@ class Guide:
 
     def accept(self, token_id: int) -> None:
         self._has_ended |= token_id == self._eos_token_id
-        if not self._matcher.is_stopped():
-            self._matcher.consume_token(token_id)
+        if not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
+            self.failure = self._matcher.get_error() or f"llguidance refuses token {token_id}, which it allowed"
