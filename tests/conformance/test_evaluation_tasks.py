@@ -123,7 +123,16 @@ def test_gsm8k_asks_what_trtllm_eval_asks():
 def test_the_fields_of_the_command_line_win():
     """The deployment guide's line: temperature 0, without special tokens, in our spelling."""
     with RecordedServer(recorded_answer) as server:
-        options = ["--no-add-special-tokens", "--temperature", "0", "--max-tokens", "99", "--num-fewshot", "2"]
+        options = [
+            "--set",
+            "add_special_tokens=false",
+            "--temperature",
+            "0",
+            "--max-tokens",
+            "99",
+            "--num-fewshot",
+            "2",
+        ]
         eval_(server, *GSM8K, "--limit", 3, *options)
         params = [request.params for request in server.requests if "task" not in request.body]
         assert [prompt.count("Question:") for prompt in server.prompts] == [3, 3, 3]

@@ -17,7 +17,6 @@ from deepseek_triton_tools.bench.sweep import OutputFolder, RunProgress, Sweep, 
 from deepseek_triton_tools.bench.targets import TargetSettings
 from deepseek_triton_tools.bench.workload import BenchRequest, DatasetOptions, LoadPoint
 from deepseek_triton_tools.cli.bench_run import exit_code
-from deepseek_triton_tools.cli.sampling_options import assigned_json
 from deepseek_triton_tools.tool_errors import ToolError
 from support.http_server import HttpServer
 from support.made_up_bench import read_samples
@@ -48,13 +47,6 @@ def test_runs_go_on_in_the_file_and_say_when_prompts_come_again(tmp_path, capfd)
     runs = [[each[0].prompt for each in source(2, seed)] for seed in range(4)]
     assert runs == [[f"text {number}" for number in run] for run in ((0, 1), (2, 3), (4, 0), (1, 2))]
     assert capfd.readouterr().err.count("fewer than all runs") == 1
-
-
-def test_values_for_other_servers_are_json_but_for_fields_of_text():
-    values = {"top_n=5": 5, "stop=1": "1", "mode=fast": "fast", 'logit_bias={"5": 1}': {"5": 1}}
-    assert {word: assigned_json(word) for word in values} == {
-        word: (word.partition("=")[0], value) for word, value in values.items()
-    }
 
 
 def openai(server):

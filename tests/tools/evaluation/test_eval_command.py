@@ -32,7 +32,7 @@ def test_what_is_refused(capsys, subtests):
         ("tiny", "--data", "x", "--chat"): ["--data is for gsm8k", "--chat is for"],
         ("mmlu", "--scorer", "regex"): ["--scorer is for own"],
         ("mmlu", "--like", "lm-eval"): ["--like lm-eval is for gsm8k"],
-        ("own", "--n", "2"): ["--n: one answer to each question"],
+        ("own", "--set", "n=2"): ["--set n: one answer to each question"],
     }
     for words, expected in without_a_meaning.items():
         with subtests.test(" ".join(words)):

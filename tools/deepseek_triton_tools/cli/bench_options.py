@@ -15,7 +15,7 @@ from deepseek_triton_tools.bench.workload import (
     NormalLengths,
     UniformLengths,
 )
-from deepseek_triton_tools.cli.client_options import add_server_options
+from deepseek_triton_tools.cli.client_options import SET_HELP, add_server_options
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
     add_json,
@@ -80,8 +80,7 @@ def add_bench_options(verb: VerbParser) -> None:
     option(requests, "--chat", "send prompts as chat messages; they need text, so not with random prompts")
     text = "generate all tokens of the output length (default: if prompts are token ids)"
     option(requests, "--ignore-eos", text, action=argparse.BooleanOptionalAction)
-    text = "a sampling field of every request, such as temperature=0; may be repeated"
-    option(requests, "--set NAME=VALUE", text, words, action="append", default=[])
+    option(requests, "--set NAME=VALUE", SET_HELP, words, action="append", default=[])
     option(requests, "--timeout S", "seconds for an answer (default: no limit)", duration)
     results = verb.add_argument_group("results")
     option(results, "--output FOLDER", "write bench.json, report.html, figures.csv and files of each run there", path)

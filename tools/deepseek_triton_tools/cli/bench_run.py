@@ -18,9 +18,8 @@ from deepseek_triton_tools.bench.expected import presets
 from deepseek_triton_tools.bench.result import Figures
 from deepseek_triton_tools.bench.workload import LoadPoint, NormalLengths
 from deepseek_triton_tools.cli.bench_options import add_bench_options, check_options, dataset_options
-from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, client_settings
+from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, assigned, client_settings
 from deepseek_triton_tools.cli.parsing import Verbs, add_verb
-from deepseek_triton_tools.cli.sampling_options import assigned, assigned_json
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, show
@@ -192,7 +191,7 @@ def _target(args: argparse.Namespace) -> TargetSettings:
     token = client_settings(args)["token"]
     token = token() if callable(token) else token
     is_openai = endpoint == "openai"
-    fields = dict(map(assigned_json if is_openai else assigned, args.set))
+    fields = dict(map(assigned, args.set))
     if not is_openai:
         SamplingParams().merged(fields)  # refuses what is wrong before anything is sent
     target = TargetSettings(

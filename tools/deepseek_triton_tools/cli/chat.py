@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_client import Client, Completion, DeepseekTritonError, InvalidRequest, SamplingParams
-from deepseek_triton_tools.cli.client_options import add_client_options, client_of
+from deepseek_triton_tools.cli.client_options import (
+    add_client_options,
+    add_sampling_options,
+    assigned,
+    client_of,
+    sampling_params,
+)
 from deepseek_triton_tools.cli.parsing import VerbParser, option, path
-from deepseek_triton_tools.cli.sampling_options import add_sampling_options, assigned, sampling_fields
 from deepseek_triton_tools.generating.records import as_json, problem_of_messages, read_text, tokens_per_s
 from deepseek_triton_tools.terminal.output_streams import columns, complain, wrapped
 from deepseek_triton_tools.terminal.tables import AnswerPrinter, styled, visible
@@ -56,7 +61,8 @@ def add_options(verb: VerbParser) -> None:
 def _chat(args: argparse.Namespace) -> int:
     """Talk until the input ends. Return 1 when a turn failed in a pipe. Raises ToolError for wrong options."""
     conversation = Conversation(SamplingParams()) if args.load is None else Conversation.loaded(args.load)
-    conversation.params = _checked(conversation.params.merged(sampling_fields(args)))
+    given = {field.name: value for field, value in sampling_params(args).given()}
+    conversation.params = _checked(conversation.params.merged(given))
     if args.system is not None:
         conversation.set_system(args.system)
     with client_of(args) as client:

@@ -1,18 +1,22 @@
-"""Options that say which server to ask and how long to wait, and the client they make."""
+"""Options that say which server to ask, how long to wait and how to sample, and the client that they make."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_tools.cli.parsing import VerbParser, duration, number, option, path
+from deepseek_triton_tools.cli.parsing import VerbParser, duration, number, option, path, words
 from deepseek_triton_tools.tool_errors import ToolError
 
 if TYPE_CHECKING:  # `warm --help` needs the options only
-    from deepseek_triton_client import Client
+    from deepseek_triton_client import Client, SamplingParams
 
 URL_HELP = "address that begins with http://, https://, grpc:// or grpcs://"
 _DEFAULT_URL = "http://localhost:8000"
@@ -92,3 +96,64 @@ def _token(path: Path | None) -> str | Callable[[], str] | None:
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else "it is not text"
+
+
+# --- Sampling ---
+
+_COMMON: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "max_tokens": ("N", "most tokens to generate, from 1 (default: the model's)", {"type": int}),
+    "temperature": ("X", "randomness, 0 to 100; 0 always takes the likeliest token (greedy decoding)", {"type": float}),
+    "top_p": ("X", "sample from the likeliest tokens whose probabilities add up to X, 0 to 1", {"type": float}),
+    "seed": ("N", "make sampling repeatable, -2^63 to 2^64 - 1", {"type": int}),
+    "stop": ("TEXT", "a string that ends the text; may be repeated", {"action": "append"}),
+    "chat_template_kwargs": ("JSON", 'an object for the chat template, such as {"thinking": true}; in chats', {}),
+}
+"""Field -> its value's name, help and settings of its option. All other fields are given by --set."""
+SET_HELP = "any field of docs/contract.md#sampling-fields, such as top_k=5 or guided_regex=[0-9]+; may be repeated"
+
+
+@cache
+def _metadata() -> dict[str, Mapping[str, Any]]:
+    from deepseek_triton_client import SamplingParams
+
+    return {field.name: field.metadata for field in dataclasses.fields(SamplingParams)}
+
+
+def add_sampling_options(verb: VerbParser) -> None:
+    group = verb.add_argument_group("sampling")
+    for name, (value, text, settings) in _COMMON.items():
+        group.add_argument(f"--{name.replace('_', '-')}", metavar=value, help=text, **settings)
+    option(group, "--set NAME=VALUE", SET_HELP, words, action="append", default=[])
+    for name in _metadata().keys() - _COMMON.keys():  # their own options, which there were up to 1.0
+        spelling = name.replace("_", "-")
+        refuse = partial(_refuse, name)
+        option(group, f"--{spelling} --no-{spelling} V", argparse.SUPPRESS, refuse, nargs="?", const="VALUE")
+
+
+def _refuse(name: str, value: str) -> None:
+    raise argparse.ArgumentTypeError(f"say it as --set {name}={value}")
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """Raises ToolError for a field that there is not, or for a value of another kind."""
+    from deepseek_triton_client import InvalidRequest, SamplingParams
+
+    common = {name: value for name in _COMMON if (value := getattr(args, name)) is not None}
+    try:
+        return SamplingParams().merged({**common, **dict(map(assigned, args.set))})
+    except InvalidRequest as error:
+        raise ToolError(error.message, exit_code=2) from error
+
+
+def assigned(text: str) -> tuple[str, Any]:
+    """Split `name=value`. What is JSON becomes its value, but for fields of plain text; nothing after the `=` is None.
+    Raises ToolError for another form."""
+    name, separator, value = (part.strip() for part in text.partition("="))
+    if not separator:
+        raise ToolError(f"expected name=value, got {text!r}")
+    name = name.lstrip("-").replace("-", "_")
+    metadata = _metadata().get(name, {"datatype": "", "json": False, "many": False})
+    if metadata["datatype"] != "BYTES" or metadata["json"] or (metadata["many"] and value.startswith("[")):
+        with suppress(ValueError):
+            return name, json.loads(value)
+    return name, value or None

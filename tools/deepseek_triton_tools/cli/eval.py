@@ -6,9 +6,14 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
+from deepseek_triton_tools.cli.client_options import (
+    URL_HELP,
+    add_sampling_options,
+    add_server_options,
+    client_settings,
+    sampling_params,
+)
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, number, option, path, positive, real_number, words
-from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
 from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 TASKS = {
@@ -82,13 +87,13 @@ def _task(text: str) -> str:
 
 
 def _eval(args: argparse.Namespace) -> int:
+    args.fields = {field.name: value for field, value in sampling_params(args).given()}
     _refuse_misplaced(args)
     from deepseek_triton_client import AsyncClient
     from deepseek_triton_tools.evaluation.run_evaluation import run_evaluation
 
     args.output = args.output or Path(f"eval-{args.task or args.task_file.stem}")
     args.connect = partial(AsyncClient, args.url, **client_settings(args))
-    args.fields = sampling_fields(args)
     return run_evaluation(args)
 
 
@@ -108,8 +113,6 @@ def _refuse_misplaced(args: argparse.Namespace) -> None:
         for name, (is_present, tasks) in tasks_of.items()
         if is_present and (args.task or "--task-file") not in tasks
     ]
-    problems += [
-        f"--{name.replace('_', '-')}: one answer to each question" for name in ("n", "best_of") if getattr(args, name)
-    ]
+    problems += [f"--set {name}: one answer to each question" for name in ("n", "best_of") if name in args.fields]
     if problems:
         raise ToolError("; ".join(problems), exit_code=2)

@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 
 from deepseek_triton_client import Client, Completion, SamplingParams
-from deepseek_triton_tools.cli.client_options import add_client_options, client_of
+from deepseek_triton_tools.cli.client_options import (
+    add_client_options,
+    add_sampling_options,
+    client_of,
+    sampling_params,
+)
 from deepseek_triton_tools.cli.parsing import VerbParser, option, path, positive
-from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
 from deepseek_triton_tools.generating.batch import run_batch
 from deepseek_triton_tools.generating.records import (
     Request,
@@ -72,7 +76,7 @@ def _generate(args: argparse.Namespace) -> int:
     if misplaced:
         options = ", ".join("PROMPT" if name == "prompt" else f"--{name.replace('_', '-')}" for name in misplaced)
         raise ToolError(f"{options}: {'not with' if is_batch else 'only with'} --input", exit_code=2)
-    params = SamplingParams(**sampling_fields(args))
+    params = sampling_params(args)
     if is_batch:
         return _run_batch(args, params)
     request = _request(args)
