@@ -104,7 +104,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_or_ours():
         "max_token": r"did you mean 'max_tokens'\?",
         "zzz": "the known fields are max_tokens, temperature",
         **dict.fromkeys(("max_new_tokens", "request_output_len"), "use max_tokens"),
-        "stop_words": "use stop",
         "bad_words": "use bad",
         "random_seed": "use seed",
         "sampling_param_top_k": "use top_k",
@@ -116,3 +115,4 @@ def test_an_unknown_name_is_refused_with_the_nearest_or_ours():
     for name, hint in hints.items():
         with pytest.raises(InvalidRequest, match=f"unknown field '{name}'[:;] {hint}"):
             SamplingParams().merged({name: 5})
+    assert SamplingParams(max_tokens=1).merged({"max_completion_tokens": 5, "max_tokens": 2}).max_tokens == 5

@@ -200,6 +200,8 @@ class SamplingField:
 def _normalized(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return checked values. Raises InvalidRequest with every problem."""
     unknown, wrong, values = [], [], {}
+    if (newer := "max_completion_tokens") in fields:  # OpenAI's newer name, which wins as on the server
+        fields = {name: value for name, value in fields.items() if name != newer} | {"max_tokens": fields[newer]}
     for name, value in fields.items():
         field = SAMPLING_BY_NAME.get(name)
         if field is None:
@@ -244,7 +246,6 @@ the flag that ends a request: `cancel()` sends it. The name `stop` means the sto
 
 _OTHER_NAMES: dict[str, str] = {
     "max_new_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
     "max_length": "max_tokens",
     "request_output_len": "max_tokens",
     "output_len": "max_tokens",

@@ -62,13 +62,22 @@ def decode(name: str, datatype: str, data: bytes) -> list[Any] | None:
         raise ProtocolError(f"{name}: expected {datatype} elements, got {data[:64]!r} ({exc})") from exc
 
 
+_EXPECTED = {
+    "BYTES": "a text",
+    "BOOL": "true or false",
+    "INT32": "a whole number from -2^31 to 2^31 - 1",
+    "UINT64": "a whole number from 0 to 2^64 - 1",
+    "FP32": "a number",
+}
+
+
 def checked(name: str, datatype: str, value: Any) -> Any:
     """Return `value` as a plain Python object that fits the datatype. Raises InvalidRequest, naming `name`."""
     try:
         element = _plain(datatype, value)
         encode(datatype, [element])
     except (TypeError, ValueError, OverflowError, struct.error) as exc:
-        raise InvalidRequest(f"{name}: expected a value that fits {datatype}, got {value!r:.200}") from exc
+        raise InvalidRequest(f"{name}: expected {_EXPECTED[datatype]}, got {value!r:.200}") from exc
     return element
 
 
