@@ -66,7 +66,10 @@ SETTINGS = [
     # The limits follow from the lengths, in whole blocks of 256
     (FULL | lengths(2000, 500, 800), {"max_seq_len": 2560, "max_batch_size": 100, GRAPHS: 100, MAX_TOKENS: 500}),
     (FULL | lengths(1024, 2048), {"max_seq_len": 3072}),
-    (ANY, {"max_seq_len": 65536}),
+    # Reasoning ends by itself: DeepSeek's own length of an answer, where the context and the backend accept it
+    (ANY, {"max_seq_len": 65536, MAX_TOKENS: 32_768}),
+    (ANY | by_hand(("triton_config.max_inflight_tokens", 20_000)), {MAX_TOKENS: 20_000 - 1024}),
+    ({"variant": "deepseek-v3.2-speciale", **B200}, {MAX_TOKENS: 65_536 - 1024}),
     (ANY | B200 | FULL, {"max_seq_len": 65536}),
     (ANY | FAST, {"max_seq_len": 65536}),
     ({"profile": "gen"}, {"max_seq_len": 65536}),
@@ -160,7 +163,7 @@ def test_the_tiny_model_needs_no_gpu():
 
 
 def test_a_full_batch_of_default_requests_fits_the_kv_cache_in_whole_blocks():
-    plan = planned()
+    plan = planned(variant="deepseek-v3")
     chosen = values(plan)
 
     assert chosen["max_batch_size"] * (chosen[MAX_TOKENS] + 1024) <= plan.budget.kv_tokens
@@ -279,7 +282,7 @@ def test_the_environment(subtests):
 
 
 def test_the_budget_is_that_of_the_final_settings():
-    plan, less = planned(), planned(**by_hand((FRACTION, 0.4)))
+    plan, less = planned(variant="deepseek-v3"), planned(variant="deepseek-v3", **by_hand((FRACTION, 0.4)))
     assert less.budget.kv_cache == pytest.approx(plan.budget.kv_cache / 2, abs=1)
     assert values(less)[MAX_TOKENS] < values(plan)[MAX_TOKENS]
 

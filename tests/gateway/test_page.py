@@ -56,7 +56,7 @@ class ScriptedGateway:
     address = ""
 
     def reset(self):
-        self.models = [{"id": "deepseek-v3.1", "max_model_len": 4096}]
+        self.models = [{"id": "deepseek-v3.1", "max_model_len": 4096, "default_max_tokens": 3072}]
         self.answers, self.requests, self.keys = [], [], []
         self.left, self.go_on = threading.Event(), threading.Event()
 
@@ -150,12 +150,15 @@ def test_thinking_is_open_while_it_lasts_and_then_folded(page, gateway):
     page.wait("document.querySelector('.figures')")
     assert gateway.left.wait(PATIENCE_S), "the page kept the connection"
 
+    gateway.answers.append([chunk(reasoning_content="Let me think."), chunk("length"), DONE])
+    page.click(TRY_AGAIN)
+    page.wait("document.querySelector('.figures')?.innerText.includes('thinking')")
     gateway.answers.append([chunk(reasoning_content="Let me think."), *said("Because.")])
     page.click(TRY_AGAIN)
     page.wait("document.querySelector('.markdown').innerText === 'Because.'")
     page.wait("document.querySelector('.figures')")
     assert page.run("document.querySelector('.thinking').open") is False
-    assert [message["role"] for message in gateway.requests[1]["messages"]] == ["user"]
+    assert [message["role"] for message in gateway.requests[2]["messages"]] == ["user"]
 
 
 def test_the_button_stops_an_answer_and_its_text_stays(page, gateway):
@@ -277,6 +280,7 @@ def test_settings_become_fields_of_the_request(page, gateway):
         "stream_options": {"include_usage": True},
     }
     assert gateway.keys == [None]
+    assert page.run("document.querySelector('#max_tokens').placeholder") == "3,072"
     for selector, text in {"#key": "sk-1", "#system": "Be brief.", "#temperature": "0.5", "#max_tokens": "64"}.items():
         page.write(selector, text)
     page.click("#example")

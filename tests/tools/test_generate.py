@@ -238,6 +238,8 @@ def test_an_incomplete_answer_is_said_to_be(run, model_server):
 
     model_server.answer = saying("so far", finish_reason="timeout")
     assert run("hi") == (0, "so far\n", "deepseek-triton generate: the answer is not complete: timeout\n")
+    model_server.answer = lambda _: [{"text_output": "", "reasoning_output": "Well,", "finish_reason": "length"}]
+    assert "its reasoning reached max_tokens" in run("hi", "--chat")[2]
     model_server.answer = breaks
     assert run("hi") == (1, "half\n", "deepseek-triton generate: [E_INTERNAL] out of memory\n")
 

@@ -156,6 +156,9 @@ class Variant:
     min_vllm_source: str = ""
     thinks: bool = False
     """Whether the model reasons before each answer unless its chat template is told otherwise."""
+    reasoning_tokens: int = 0
+    """Tokens that DeepSeek gives an answer with its reasoning; 0 for a model that doesn't reason, or is tiny."""
+    reasoning_source: str = ""
     chat_encoding: str = ""
     """The backend's setting of that name, for a model without a chat template; empty where config.json tells all."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -103,7 +103,7 @@ def _refuse_backend_setting(key: str, value: Any) -> None:
 
 
 _ENGINE = "triton_config.engine"
-_MAX_TOKENS = "triton_config.default_max_tokens"
+_MAX_TOKENS, _INFLIGHT_TOKENS = "triton_config.default_max_tokens", "triton_config.max_inflight_tokens"
 _WARMUP = "triton_config.warmup"
 WARMUP_MAX_S = 300
 """Seconds that the warm-up may take: little beside a load of many minutes, and saved by the first users."""
@@ -155,14 +155,10 @@ def backend_settings(
         Setting(_ENGINE, target.engine, ENGINE_REASONS[target.engine]),
         *_transaction(target.request),
         *_chat_encoding(target.variant),
-        _default_max_tokens(target.request, workload, budget, limits),
+        _answer_length(target, workload, budget, limits),
         *(row for row in advised if not reasons[row.key]),
         Setting(f"{_WARMUP}.shapes", shapes, f"{reason}; `--set {_WARMUP}=null` leaves the warm-up out"),
-        Setting(
-            f"{_WARMUP}.max_s",
-            WARMUP_MAX_S,
-            "seconds; after that the model is ready, and the first users warm up the rest",
-        ),
+        Setting(f"{_WARMUP}.max_s", WARMUP_MAX_S, "seconds; then the model is ready, and users warm up the rest"),
     ]
     merged = {row.key: row for row in rows}
     for key, value in own.items():
@@ -173,22 +169,20 @@ def backend_settings(
     return tuple(merged.values()), left_out
 
 
-def _default_max_tokens(request: PlanRequest, workload: Workload, budget: Budget, limits: EngineLimits) -> Setting:
-    """Return default_max_tokens, a request's part of the KV cache less its prompt, rounded down."""
+def _answer_length(target: Target | VllmTarget, workload: Workload, budget: Budget, limits: EngineLimits) -> Setting:
+    """Return default_max_tokens: a request's part of the KV cache, or the model's own reasoning if that is longer."""
     isl, osl = workload.isl or 0, workload.osl or 0
-    if request.workload.osl:
+    if target.request.workload.osl:
         return Setting(_MAX_TOKENS, osl, "the output length that was asked for")
     requests = max(1, min(limits.batch, budget.concurrent_requests(isl, osl) // budget.attention_dp_size))
-    each = budget.tokens_each(requests)
-    room = each - isl
-    held = f"{budget.kv_tokens:,} KV tokens / {requests:,} requests"
-    if budget.pool is not None:
-        held = f"{each:,} KV tokens for each of {requests:,} requests"
-    return Setting(
-        _MAX_TOKENS,
-        max(1, min(room // 1024 * 1024 or room, limits.longest - isl)),
-        f"for requests without max_tokens: {held}, less a prompt of {isl:,}, rounded down, within {limits.within}",
-    )
+    room, own = budget.tokens_each(requests) - isl, target.variant.reasoning_tokens
+    reason = f"a part of the KV cache for each of {requests:,} requests, less a prompt of {isl:,}"
+    most = min(limits.longest, dict(target.request.overrides).get(_INFLIGHT_TOKENS) or limits.longest)
+    chosen = max(1, min(max(room // 1024 * 1024 or room, own), most - isl))
+    if room < own:
+        held = budget.concurrent_requests(isl, chosen)
+        reason = f"{target.variant.reasoning_source}; the KV cache holds {held:,} answers of this length at once"
+    return Setting(_MAX_TOKENS, chosen, f"for requests without max_tokens: {reason}, within {limits.within}")
 
 
 def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tuple[Setting, ...]:
@@ -209,9 +203,8 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
         settings.append(Setting("triton_config.engine_options.num_threads", 1, reason))
     if request.preset:
         preset: Any = request.preset
-        reason = "the deployment whose pace is kept"
         if request.preset.endswith(".json"):
-            reason += ", which `plan --sla` wrote"
+            reason = "the deployment whose pace is kept, which `plan --sla` wrote"
             try:
                 preset = json.loads(Path(request.preset).read_text("utf-8"))
             except (OSError, ValueError) as error:
@@ -219,7 +212,7 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
                     f"preset {request.preset} can't be read: {error}", fix="`plan --sla --write-pace` makes it"
                 ) from error
         else:
-            reason += "; engines/simulated/presets.py has its constants and their sources"
+            reason = "the deployment whose pace is kept; engines/simulated/presets.py has its constants and sources"
         settings.append(Setting("triton_config.engine_options.preset", preset, reason))
     return tuple(settings)
 

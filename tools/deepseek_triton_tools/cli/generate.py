@@ -87,8 +87,10 @@ def _generate(args: argparse.Namespace) -> int:
         return 0  # the reader has left
     if args.usage:
         complain(usage_line(completion))
-    if completion.finish_reason in ("cancelled", "timeout"):
-        complain(f"deepseek-triton generate: the answer is not complete: {completion.finish_reason}")
+    is_cut = completion.finish_reason == "length" and completion.reasoning and not completion.text
+    if is_cut or completion.finish_reason in ("cancelled", "timeout"):
+        why = "its reasoning reached max_tokens" if is_cut else completion.finish_reason
+        complain(f"deepseek-triton generate: the answer is not complete: {why}")
     return 0
 
 

@@ -90,6 +90,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     name: str = ""
     checkpoint: str = ""
     max_seq_len: int = 0
+    default_max_tokens: int | None = None
     thinking_switch: bool = False
     reasoning_efforts: tuple[str, ...] | None = None
     tool_form: str | None = None
