@@ -169,7 +169,7 @@ def test_a_server_that_hangs(small_repository):
 def test_a_command_line_that_makes_no_sense(subtests):
     for argv, told in [
         (["alive", "http://localhost"], "there is no alive; did you mean live?"),
-        (["live"], "required: URL"),
+        (["live", "localhost", "--url", "node1"], "expected one URL, got 2"),
         (["live", "ftp://localhost"], "ftp://"),
         (["live", "http://localhost", "--deadline", "0"], "expected a number of seconds above 0"),
         (["live", "http://localhost", "--token-file", "/no/such"], "the token can't be read from /no/such"),

@@ -60,7 +60,6 @@ WRONG_OPTIONS = [
     (["serve", ".", "more"], "unrecognized arguments: more"),
     *((["serve", ".", "--http-port", port], "expected a number from 1 to 65535") for port in ("0", "70000", "http")),
     (["generate", "why", "not"], "text with blanks needs quotes"),
-    (["chat", "localhost:8000"], "a server's address --url"),
     (["plan", "deepseek-r1", "--format", "ctx"], "--format ctx; --format is an option of build"),
     (["plan", "deepseek-r1", "--zz"], "unrecognized arguments: --zz\n"),
     (["check", ""], "expected a value, got nothing"),

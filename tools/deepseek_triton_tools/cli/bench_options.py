@@ -15,7 +15,7 @@ from deepseek_triton_tools.bench.workload import (
     NormalLengths,
     UniformLengths,
 )
-from deepseek_triton_tools.cli.client_options import SET_HELP, add_server_options
+from deepseek_triton_tools.cli.client_options import SET_HELP, add_address, add_server_options
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
     add_json,
@@ -55,7 +55,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def add_bench_options(verb: VerbParser) -> None:
-    option(verb, "urls URL", "the server; several are asked in turn", words, nargs="+")
+    add_address(verb, "; several are asked in turn")
     add_json(verb, "docs/bench.md")
     published = verb.add_argument_group("published runs")
     option(published, "--preset NAME", "send what a guide's benchmark sends, and show its figures beside", words)

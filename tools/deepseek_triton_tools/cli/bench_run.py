@@ -18,7 +18,7 @@ from deepseek_triton_tools.bench.expected import presets
 from deepseek_triton_tools.bench.result import Figures
 from deepseek_triton_tools.bench.workload import LoadPoint, NormalLengths
 from deepseek_triton_tools.cli.bench_options import add_bench_options, check_options, dataset_options
-from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, assigned, client_settings
+from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, DEFAULT_URL, assigned, client_settings
 from deepseek_triton_tools.cli.parsing import Verbs, add_verb
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
@@ -41,7 +41,7 @@ _DEFAULT_NUM_PROMPTS = 100
 
 def add_run_form(forms: Verbs) -> None:
     verb = add_verb(forms, "run", "send requests at given loads, and show what was measured")
-    verb.usage = "%(prog)s URL... [options]"
+    verb.usage = "%(prog)s [URL...] [options]"
     verb.names = _preset_names
     verb.runs(
         _run,
@@ -128,6 +128,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     from deepseek_triton_tools.bench.servers import endpoint_of, model_facts, usual_metrics_urls
     from deepseek_triton_tools.bench.sweep import Sweep
 
+    args.urls = args.urls or [DEFAULT_URL]
     check_options(args, is_openai=endpoint_of(args.urls, args.endpoint) == "openai")
     published = None if args.preset is None else published_preset(args.preset)
     target = _target(args)

@@ -15,6 +15,7 @@ from typing import Any
 
 from deepseek_triton_client import Client, Completion, DeepseekTritonError, InvalidRequest, SamplingParams
 from deepseek_triton_tools.cli.client_options import (
+    add_address,
     add_client_options,
     add_sampling_options,
     assigned,
@@ -47,10 +48,11 @@ _HISTORY_LINES = 1000
 def add_options(verb: VerbParser) -> None:
     verb.runs(
         _chat,
-        "deepseek-triton chat --url http://localhost:8000 --temperature 0.6",
+        "deepseek-triton chat http://localhost:8000 --temperature 0.6",
         'deepseek-triton chat --system "Answer in French." --load talk.json',
     )
-    verb.usage = "%(prog)s [options]"
+    verb.usage = "%(prog)s [URL...] [options]"
+    add_address(verb)
     option(verb, "--system TEXT", "system message, what the model is told first")
     option(verb, "--load FILE", "continue a conversation that /save wrote", path)
     option(verb, "--hide-reasoning", "show the answers without the reasoning")

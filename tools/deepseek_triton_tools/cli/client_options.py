@@ -18,8 +18,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 if TYPE_CHECKING:  # `warm --help` needs the options only
     from deepseek_triton_client import Client, SamplingParams
 
-URL_HELP = "address that begins with http://, https://, grpc:// or grpcs://"
-_DEFAULT_URL = "http://localhost:8000"
+DEFAULT_URL = "http://localhost:8000"
 DEFAULT_MODEL = "tensorrt_llm"
 _TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 
@@ -27,8 +26,6 @@ _TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 def add_client_options(verb: VerbParser) -> None:
     """Add the options that `client_of` reads."""
     server = verb.add_argument_group("server")
-    text = f"{URL_HELP} (default: {_DEFAULT_URL}); may be repeated: the first server that answers is used"
-    option(server, "--url URL", text, action="append")
     add_server_options(server)
     text = "ask again N times if it is full or unreachable (default: 3); not after the first token"
     option(server, "--retries N", text, number)
@@ -37,6 +34,21 @@ def add_client_options(verb: VerbParser) -> None:
     option(limits, "--first-token-timeout S", "for the first token (default: none)", duration)
     option(limits, "--token-timeout S", "for each later token (default: none)", duration)
     option(limits, "--connect-timeout S", "for connecting (default: 10)", duration)
+
+
+def address(text: str) -> str:
+    """Type of a server's address, which may leave out http://."""
+    return text if "://" in words(text) else f"http://{text}"
+
+
+def add_address(
+    verb: VerbParser, several: str = "; several: the first that answers is asked", *, is_positional: bool = True
+) -> None:
+    """Let `args.urls` be given with and without --url."""
+    text = f"HOST:PORT or a URL: http://, https://, grpc:// or grpcs:// (default: {DEFAULT_URL}){several}"
+    if is_positional:
+        option(verb, "urls URL", text, address, nargs="*", action="extend")
+    option(verb, "--url URL", "the same" if is_positional else text, address, action="append", dest="urls")
 
 
 def add_server_options(server: argparse._ArgumentGroup) -> None:
@@ -60,7 +72,7 @@ def client_of(args: argparse.Namespace) -> Client:
         "connect": args.connect_timeout,
     }
     return Client(
-        args.url or _DEFAULT_URL,
+        args.urls or DEFAULT_URL,
         **client_settings(args),
         timeouts=Timeouts(**{name: limit for name, limit in limits.items() if limit is not None}),
         retries=Retries() if args.retries is None else Retries(attempts=args.retries + 1),

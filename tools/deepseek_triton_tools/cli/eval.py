@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from deepseek_triton_tools.cli.client_options import (
-    URL_HELP,
+    DEFAULT_URL,
+    add_address,
     add_sampling_options,
     add_server_options,
     client_settings,
@@ -44,8 +45,8 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton eval grpc://node1:8001 --task gsm8k --data grade_school_math/data --fail-below-band",
         notes=_NOTES,
     )
-    verb.usage = "%(prog)s URL --task TASK [options]"
-    option(verb, "url URL", f"{URL_HELP}; several: the first that answers", words, nargs="+")
+    verb.usage = "%(prog)s [URL...] --task TASK [options]"
+    add_address(verb)
     which = verb.add_mutually_exclusive_group(required=True)
     option(which, "--task TASK", f"{', '.join(TASKS)}; see below", _task)
     option(which, "--task-file FILE", "any task of lm-eval, by its YAML file", path)
@@ -93,7 +94,7 @@ def _eval(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.evaluation.run_evaluation import run_evaluation
 
     args.output = args.output or Path(f"eval-{args.task or args.task_file.stem}")
-    args.connect = partial(AsyncClient, args.url, **client_settings(args))
+    args.connect = partial(AsyncClient, args.urls or DEFAULT_URL, **client_settings(args))
     return run_evaluation(args)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deepseek_triton_client import Client, Completion, SamplingParams
 from deepseek_triton_tools.cli.client_options import (
+    add_address,
     add_client_options,
     add_sampling_options,
     client_of,
@@ -64,6 +65,7 @@ def add_options(verb: VerbParser) -> None:
     option(existing, "--resume", "continue where --output ends")
     option(existing, "--overwrite", "replace --output if it exists")
     option(batch, "--max-failures N", "stop when N have failed (default: never)", positive)
+    add_address(verb, is_positional=False)
     add_client_options(verb)
     add_sampling_options(verb)
 

@@ -21,7 +21,7 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
-from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
+from deepseek_triton_tools.cli.client_options import DEFAULT_URL, add_address, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, add_verb, duration, option
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
@@ -64,9 +64,9 @@ def add_options(verb: VerbParser) -> None:
             f"deepseek-triton probe {name} grpc://node1:8001 --deadline 60",
             notes=_EXIT_CODES,
         )
-        question.usage = "%(prog)s URL [options]"
+        question.usage = "%(prog)s [URL] [options]"
         question.set_defaults(question=name, metrics_url=None)
-        option(question, "url URL", URL_HELP)
+        add_address(question, several="")
         text = f"seconds for the whole probe (default: {deadline_s:g})"
         option(question, "--deadline S", text, duration, default=deadline_s)
         printed = question.add_mutually_exclusive_group()
@@ -88,9 +88,12 @@ def _probe(args: argparse.Namespace) -> int:
     """Ask, print the answer, and return YES, NO, UNREACHABLE or TOO_LATE. Raises ToolError when the token or a
     certificate can't be read, or the URL is wrong: no server was asked then."""
     deadline_s: float = args.deadline
+    url, *more = args.urls or [DEFAULT_URL]
+    if more:
+        raise ToolError(f"expected one URL, got {len(args.urls)}", exit_code=2)
     try:
         client = Client(
-            args.url,
+            url,
             **client_settings(args),
             metrics_url=args.metrics_url,
             timeouts=Timeouts(connect=deadline_s + _SPARE_S, total=deadline_s),
@@ -108,7 +111,7 @@ def _probe(args: argparse.Namespace) -> int:
     if args.json:
         document = {
             "schema": SCHEMA,
-            "url": args.url,
+            "url": url,
             "question": args.question,
             "answer": _ANSWERS[verdict.code],
             "exit_code": verdict.code,
@@ -117,7 +120,7 @@ def _probe(args: argparse.Namespace) -> int:
         }
         _say(json.dumps(document), YES)
     elif not args.quiet:
-        _say(f"{args.url}: {verdict.line}", verdict.code)
+        _say(f"{url}: {verdict.line}", verdict.code)
     return verdict.code
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
+from deepseek_triton_tools.cli.client_options import add_server_options, address, client_settings
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
     Verbs,
@@ -110,7 +110,7 @@ def _add_server(forms: Verbs) -> None:
         "deepseek-triton warm server grpc://node1:8001 --batch-sizes 1,8 --input-lengths 1000",
     )
     verb.usage = "%(prog)s URL [DIR] [options]"
-    option(verb, "url URL", URL_HELP, words)
+    option(verb, "url URL", "HOST:PORT or a URL: http://, https://, grpc:// or grpcs://", address)
     option(verb, "repository DIR", "its repository: gives sizes of requests", path, nargs="?")
     add_json(verb, "docs/warm.md")
     requests = verb.add_argument_group("requests, by default as in DIR, else 1,4,8 at once of 128,1024 tokens")
