@@ -7,8 +7,6 @@ Needs no GPU, no network and no torch. The public modules, beside this one: `che
 (what is known of models, GPUs and releases), `arithmetic` (memory, load time, warm-up) and `text`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -9,8 +9,6 @@ BuildError
     └── ReplacementError      the folder holds another deployment, or was changed by hand; carries the difference
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

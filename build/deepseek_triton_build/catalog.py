@@ -3,8 +3,6 @@
 The figures lie as YAML in `data/`, each with its source.
 """
 
-from __future__ import annotations
-
 from deepseek_triton_build.data.catalog import (
     PRECISION_ALIASES,
     PRECISIONS,

@@ -12,8 +12,6 @@ AsyncClient is the same for asyncio. `grpc://` URLs need one more package: pip i
 `deepseek_triton_client.testing` has a fake server for the tests of your own program; import it by that name.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_client._client import Client, Stream

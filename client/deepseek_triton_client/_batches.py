@@ -4,8 +4,6 @@ The blocking client's run on an event loop in a background thread: a task costs 
 cancelled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import queue

@@ -1,7 +1,5 @@
 """The generated files of the checkout: `make generated` writes them, and a test compares them."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Where the documentation is, and how an extra is installed: what messages point to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent

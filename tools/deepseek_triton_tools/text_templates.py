@@ -1,7 +1,5 @@
 """Templates of scripts, units and manifests, with @@{name} for a value."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path

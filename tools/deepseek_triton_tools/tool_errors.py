@@ -9,8 +9,6 @@ ToolError
 └── ServerFailedError
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

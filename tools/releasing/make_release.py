@@ -5,8 +5,6 @@ git has, and every time in the files is that of the commit.
 Two builds, in two folders and with two umasks, have to agree before anything lies in dist/.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

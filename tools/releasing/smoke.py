@@ -4,8 +4,6 @@ python -m releasing.smoke dist             # dependencies from the package index
 python -m releasing.smoke dist --offline   # dependencies of this Python, which must have them all
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

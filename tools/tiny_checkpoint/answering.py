@@ -6,8 +6,6 @@ and `text`. `... score ANSWERS.json ...` prints a table in Markdown. The backend
 tiny-checkpoint` says.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import threading

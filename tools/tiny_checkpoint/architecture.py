@@ -5,8 +5,6 @@ divides the heads, the vocabulary and every FP8 block. Over 8 it would halve a b
 so 8 GPUs need attention data parallelism; they get one expert each.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

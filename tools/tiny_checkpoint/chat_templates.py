@@ -6,8 +6,6 @@ card. The last line of that description shows how a call is written, which tells
 V4 has no template: the backend writes its prompts, here as everywhere.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

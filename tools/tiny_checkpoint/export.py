@@ -3,8 +3,6 @@
 `python -m tiny_checkpoint.export TRAINED CHECKPOINT` reads network.pt and the tokenizer's files from TRAINED.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

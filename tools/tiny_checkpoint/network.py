@@ -7,8 +7,6 @@ The experts are computed as one wide MLP whose parts that a token did not choose
 small experts that is faster than gathering, and the gradients are the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 `python -m tiny_checkpoint.questions FILE` writes them as lines of JSON, for the scripts that run other engines.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence

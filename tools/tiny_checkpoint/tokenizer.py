@@ -4,8 +4,6 @@
 generation_config.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -4,8 +4,6 @@ It writes `network.pt` (the trained network in float32) and `training.jsonl` (th
 makes the checkpoint of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

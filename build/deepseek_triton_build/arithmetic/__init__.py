@@ -1,7 +1,5 @@
 """Numbers that follow from a plan: GPU memory, load time and the requests of a warm-up."""
 
-from __future__ import annotations
-
 from deepseek_triton_build.arithmetic.gpu_memory import (
     ASSUMED_RATE,
     ENGINE_START_S,

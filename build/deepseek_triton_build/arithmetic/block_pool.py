@@ -4,8 +4,6 @@ Read in the wheels of 0.24.0, 0.25.1, 0.27.1, 0.31.0 and 0.33.0: vllm/v1/core/kv
 kv_cache_planning.py, too), vllm/v1/kv_cache_interface.py, vllm/models/deepseek_v4 and deepseek_v41.
 """
 
-from __future__ import annotations
-
 import sys
 from bisect import bisect_right
 from collections import Counter

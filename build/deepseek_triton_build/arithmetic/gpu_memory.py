@@ -4,8 +4,6 @@ The weights are exact: 79.29 GiB a GPU for the FP8 checkpoint at TP8; 79.59 GiB 
 The workspace is an estimate; each of its constants says what it rests on.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Measured with vLLM 0.25.1 on H200s: R1 FP8 on eight, R1 W4A16 on four, 17 of R1'
 and 32 of V4-Flash's on one. Tests hold the arithmetic to these figures.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import cache

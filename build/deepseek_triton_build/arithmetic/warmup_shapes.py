@@ -5,8 +5,6 @@ the shapes are a short series over both sizes, up to the server's limits. This m
 (`triton_config.warmup`) and `deepseek-triton warm server` send the requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ So are those of V4-Flash-0731, 166,878,536,440, and V4-Pro-0813, 892,727,580,904
 say (bojieli/OpenTallas data/inventory).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

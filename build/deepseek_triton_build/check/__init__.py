@@ -8,8 +8,6 @@ All problems are found at once, each with its file, line and fix. Nothing in the
 readers of YAML, stamps and checkpoints that the check uses are public too, for tools that read a repository.
 """
 
-from __future__ import annotations
-
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, read_facts
 from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, MODEL_GONE, MODEL_NOT_HERE
 from deepseek_triton_build.check.deepseek_v4 import draft_kind, is_v4

@@ -1,7 +1,5 @@
 """The files of a checkpoint but for its weights: which model it is, its figures, its quantization, its tokenizer."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ The letter says what a finding is about. S: files (up to S009) and LLM arguments
 and their memory. C: config.pbtxt. W: the checkpoint. G: a pair. B: published faults.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from deepseek_triton_build.rules.finding import Code

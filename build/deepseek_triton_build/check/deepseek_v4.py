@@ -1,7 +1,5 @@
 """Reads config.json of DeepSeek-V4 and V4.1, and lists the tensors that V4's asks for (data/v4_tensors.yaml)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias

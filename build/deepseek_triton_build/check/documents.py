@@ -3,8 +3,6 @@
 Only regular files are opened: reading a pipe may never end. Whatever a file holds, it gives findings and no exception.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

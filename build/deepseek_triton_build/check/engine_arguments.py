@@ -1,7 +1,5 @@
 """The installed TensorRT-LLM's own word on LLM arguments, where there is one, as in its container."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

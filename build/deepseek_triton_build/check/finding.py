@@ -3,8 +3,6 @@
 Everywhere in this package `file` and `label` are the names by which findings call a file and a folder.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

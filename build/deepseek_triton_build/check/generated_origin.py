@@ -1,7 +1,5 @@
 """The origin of a repository: deepseek-triton.json, with the checksums of its files, and 1/release.yaml."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

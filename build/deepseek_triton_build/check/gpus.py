@@ -1,7 +1,5 @@
 """The GPUs of a model: which of them its instances take, and whether the model fits their memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

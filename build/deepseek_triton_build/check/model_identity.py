@@ -1,7 +1,5 @@
 """Everything known about a model from the user, the repository and the checkpoint: release, variant, weights, GPU."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

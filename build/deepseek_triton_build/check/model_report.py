@@ -1,7 +1,5 @@
 """All checks of one model of a model repository: of its folder, its script and its checkpoint."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """config.pbtxt, read with Triton's own protobuf messages and checked against the wire contract."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """All checks of arguments outside a model repository: a YAML file, the flags of the script beside it, or both."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

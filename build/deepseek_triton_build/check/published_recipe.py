@@ -3,8 +3,6 @@
 The readers are those of the check, so that nothing of the file is run. What they don't take is left out, with a line.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """`check DIR`: find what can be checked in a folder, and report on all of it; of a pair of servers, on both."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

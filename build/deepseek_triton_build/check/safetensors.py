@@ -5,8 +5,6 @@ object of tensor -> {dtype, shape, data_offsets: [begin, end]}; the bytes of the
 of the header.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Arguments in YAML against what is recorded: TensorRT-LLM's, and the settings of the model.py that reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Lines of a shell script that are not what they look like: with CRLF, or behind a continuation that was lost."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

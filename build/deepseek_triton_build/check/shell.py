@@ -3,8 +3,6 @@
 Each branch whose condition is not decided by the script alone is followed, in a state of its own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

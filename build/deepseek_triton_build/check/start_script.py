@@ -3,8 +3,6 @@
 Nothing is said of a script that gives tritonserver's words in another way than in an array or a command.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Check engine arguments of vLLM against the record of the version they are for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

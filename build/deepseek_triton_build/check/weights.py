@@ -1,8 +1,6 @@
 """The weight files of a checkpoint: which of them the engine reads, whether they are all there and complete, and the
 precision in which they store the experts."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

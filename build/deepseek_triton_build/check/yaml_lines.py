@@ -1,7 +1,5 @@
 """Where a YAML file of settings stops being YAML. A parser names the line that it stumbles over, which comes later."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import NamedTuple

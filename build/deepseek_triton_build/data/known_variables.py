@@ -1,7 +1,5 @@
 """The environment variables that operators set for an engine, with their values, and names that may be misspelled."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

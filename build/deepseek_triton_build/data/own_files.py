@@ -1,7 +1,5 @@
 """The package's own files: the YAML beside this module, and the model repository that each build is a copy of."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from functools import cache

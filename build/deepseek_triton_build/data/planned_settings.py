@@ -1,7 +1,5 @@
 """The lines of model.yaml and the environment variables of a plan, each with its reason; the variables of ranks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

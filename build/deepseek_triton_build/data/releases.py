@@ -4,8 +4,6 @@ end, Dynamo's releases, each of which has a build of TensorRT-LLM.
 The backend and the tests read the same records: the generator writes the target's own record beside model.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The values that settings take, beyond the types in the release records: bounds, and the backend's own settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

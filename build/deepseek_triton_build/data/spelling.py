@@ -5,8 +5,6 @@ functions here take and return settings as flat mappings of such paths. They tra
 for a default that changed between releases (CUDA graphs, overlapped scheduling).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any

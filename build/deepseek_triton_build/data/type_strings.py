@@ -3,8 +3,6 @@
 Two forms of our own: `int 1..64` is an int in that range, bounds included and each optional; `true` is only true.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import cache

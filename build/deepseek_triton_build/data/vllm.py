@@ -4,8 +4,6 @@
 model.py, and the engine reads it there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache

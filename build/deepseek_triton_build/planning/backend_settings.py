@@ -1,7 +1,5 @@
 """The user's own settings (--set), put in last, and the backend's settings under triton_config, for each engine."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 Both sides are plans of one request. The rules of rules/disaggregation.py say whether they fit each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -11,8 +11,6 @@ It reads the catalogue, the release records and, for --model, the checkpoint's s
 `trtllm_settings.py` has the reasons of TensorRT-LLM's arguments. An embedded engine needs only backend_settings.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field

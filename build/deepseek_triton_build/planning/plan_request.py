@@ -1,7 +1,5 @@
 """The user's request for a plan, and the small JSON files of the checkpoint that it may name."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

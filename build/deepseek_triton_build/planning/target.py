@@ -1,7 +1,5 @@
 """Resolve the names of a request: weights, GPUs, release, profile. Refuse what no setting can mend."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Collection, Iterable, Mapping

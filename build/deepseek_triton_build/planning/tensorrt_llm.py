@@ -1,7 +1,5 @@
 """The engine TensorRT-LLM in a plan: its arguments under the keys of a release, and what becomes of --set."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -3,8 +3,6 @@
 A recipe's settings come first; what it leaves open, or what had to change, is decided here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A recipe's own sizes hold for the GPUs and the workload it was published for. Fo
 wanted is then made smaller until one request of the longest length fits the KV cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """The engine vLLM in a plan: its arguments and variables, each with its reason, and what becomes of --set."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Parallelism and limits of a vLLM deployment: the wanted ones, made smaller until a whole request fits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace

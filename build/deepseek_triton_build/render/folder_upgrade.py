@@ -1,7 +1,5 @@
 """An upgrade of a generated folder: what the generator writes today, with the owner's edits kept."""
 
-from __future__ import annotations
-
 import contextlib
 import stat
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Write the files of any format as a folder: all of them or none, and never over what somebody else put there."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

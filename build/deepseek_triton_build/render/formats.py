@@ -1,7 +1,5 @@
 """The formats that a plan, or a disaggregated pair of plans, can be written in: a Triton repository, or scripts."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Mapping

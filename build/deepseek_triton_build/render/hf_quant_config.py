@@ -1,7 +1,5 @@
 """hf_quant_config.json of a checkpoint, which tells TensorRT-LLM how its weights and KV cache are quantized."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -5,8 +5,6 @@ there would be a conflict, one that both add in different places would stand in 
 would lose its edits. Comments stand above the setting that they are about, and go where it goes.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

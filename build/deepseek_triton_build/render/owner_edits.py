@@ -1,7 +1,5 @@
 """The owner's changes in a generated folder, to be shown before the folder is replaced."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import stat

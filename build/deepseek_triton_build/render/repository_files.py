@@ -4,8 +4,6 @@ start.sh runs the repository under the supervisor that lies beside the backend. 
 in it, checked by its checksums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache

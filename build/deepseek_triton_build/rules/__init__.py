@@ -5,8 +5,6 @@ A rule of disaggregation looks at a ServerPair or at the Orchestrator of one. Th
 Published faults of an engine that no rule has are in data/known_issues.yaml.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain

@@ -1,7 +1,5 @@
 """Rules A: prompts, chunked prefill and attention data parallelism. Rules V: V3.2 and its sparse attention."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import divides_attention

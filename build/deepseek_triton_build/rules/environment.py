@@ -1,7 +1,5 @@
 """Rules E: the environment variables that the server is started with, and the choice of engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.catalog import variant_of_model

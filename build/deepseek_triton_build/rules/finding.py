@@ -1,7 +1,5 @@
 """A finding, and the code it carries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache

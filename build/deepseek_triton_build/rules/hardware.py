@@ -1,7 +1,5 @@
 """Rules H: which GPUs, weights and releases go together. Rules P: how an instance is divided among its GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, cut_attention_blocks

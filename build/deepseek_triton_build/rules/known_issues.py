@@ -1,7 +1,5 @@
 """Published faults of the engines, which are data: entries of data/known_issues.yaml, all with the code B001."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

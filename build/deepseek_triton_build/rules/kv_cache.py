@@ -1,7 +1,5 @@
 """Rules K: the KV cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

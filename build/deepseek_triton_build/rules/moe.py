@@ -1,7 +1,5 @@
 """Rules M: the experts' back end, its limits and its load balancer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, expert_bytes, host_memory_to_prefetch

@@ -1,7 +1,5 @@
 """Rules G: the orchestrator of trtllm-serve, which joins context and generation servers (disagg_config.yaml)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

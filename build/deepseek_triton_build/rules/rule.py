@@ -1,7 +1,5 @@
 """The types of a rule, of the deployments of both engines that it looks at, and of its violation."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Rules L: limits that bound each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes

@@ -1,7 +1,5 @@
 """Rules D: multi-token prediction (MTP), and the sampling fields that work with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any

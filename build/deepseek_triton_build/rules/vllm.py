@@ -1,7 +1,5 @@
 """Rules X: what can't work with vLLM, or is known not to."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 

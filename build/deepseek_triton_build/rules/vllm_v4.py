@@ -1,7 +1,5 @@
 """Rules X about DeepSeek-V4 under vLLM: vllm/models/deepseek_v4 and deepseek_v41 in the wheels of 0.24.0 to 0.33.0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from deepseek_triton_build.rules.rule import RuleTable, Violation, VllmDeployment

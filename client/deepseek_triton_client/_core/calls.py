@@ -4,8 +4,6 @@ Everything here is a coroutine over the interfaces `Transport` and `Runtime`. Wi
 block wherever the others wait for an event loop.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A request whose contents were checked, so that all of it can be sent."""
 
-from __future__ import annotations
-
 import json
 import os
 import reprlib

@@ -10,8 +10,6 @@ Only this project's backend marks the end of an answer; with the others, an answ
 current backend is assumed: `guided_...` fields are sent as `structured_outputs`, which older versions do not know.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any

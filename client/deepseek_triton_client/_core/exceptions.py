@@ -17,8 +17,6 @@ status, and Triton 2.51 answers 400 to every error that comes before the first c
 decides which error it becomes; otherwise the status does.
 """
 
-from __future__ import annotations
-
 import re
 
 

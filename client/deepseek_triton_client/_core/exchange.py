@@ -1,7 +1,5 @@
 """One active request: from sending it to the end of its answer."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass, field

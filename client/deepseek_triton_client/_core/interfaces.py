@@ -6,8 +6,6 @@ All methods that may wait are coroutines. Those of the blocking kind only ever w
 A transport raises only errors of this package: each translates the errors of its library in one place.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from abc import ABC, abstractmethod

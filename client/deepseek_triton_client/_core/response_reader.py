@@ -1,7 +1,5 @@
 """Responses into chunks: what each response says about each answer, and which of its text is new."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The servers of a client: what is known about each, and in which order they are tried."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ Tensors are as in Triton's gRPC protocol: little-endian; each BYTES element foll
 `struct`, not numpy, which costs more than it saves for the few elements of a text request.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import operator

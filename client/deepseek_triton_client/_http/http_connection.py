@@ -1,7 +1,5 @@
 """HTTP/1.1 connections: the protocol, one connection over a socket, and those that wait for their next request."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Translate failed connections, broken responses and error statuses into errors of this package."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress

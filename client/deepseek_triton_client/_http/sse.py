@@ -7,8 +7,6 @@ Everything here works on bytes. A line ends in CR, LF or CRLF, and neither byte 
 chunk may end inside a character.
 """
 
-from __future__ import annotations
-
 import math
 
 from deepseek_triton_client._core.exceptions import ProtocolError

@@ -1,7 +1,5 @@
 """Datasets in files, as trtllm-bench, `generate`, vLLM, Mooncake, AIPerf and ShareGPT have them; what a sweep sends."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Random prompts of exact length, with shared prefixes and several turns; and which token ids are text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ A colour is a CSS variable of the page (`var(--series-1)`), which the page's scr
 What all of plotly's pictures have in common stands in templates/report.html.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

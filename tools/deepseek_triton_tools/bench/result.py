@@ -1,7 +1,5 @@
 """Holds what is measured: the times of each request, the figures of a run, and a whole benchmark with its files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,8 +1,6 @@
 """Tables of a result: the figures of each load, how sure they are, and the servers' metrics; and two results side by
 side, with which of their differences are more than noise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -3,8 +3,6 @@
 Percentiles interpolate linearly, as numpy's do. The order of the records changes nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ trtllm-bench's sections and keys are those of its `--report_json` (tensorrt_llm/
 1.0 to 1.2). There is null for whatever only the engine's own process knows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

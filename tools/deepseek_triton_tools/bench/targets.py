@@ -1,7 +1,5 @@
 """Servers that a benchmark asks, of one interface; a model on Triton is asked by our own client."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

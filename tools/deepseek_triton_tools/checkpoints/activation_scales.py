@@ -5,8 +5,6 @@ examples/deepseek/ptq.py writes. There every rank has the largest magnitudes (am
 scale is the largest of all ranks divided by 448, the largest number of FP8.
 """
 
-from __future__ import annotations
-
 import math
 import pickletools
 import re

@@ -3,8 +3,6 @@
 Sources: TensorRT-LLM's guide to DeepSeek (W4AFP8), and the README of ModelOpt's examples/deepseek.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

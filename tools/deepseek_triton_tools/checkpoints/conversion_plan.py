@@ -4,8 +4,6 @@ Nothing is computed here. The same checkpoint and options make the same plan, an
 conversion can go on where it was stopped.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ done; the next run of the same conversion goes on there. Whoever writes a file w
 overlap do no harm; locks only keep work from being done twice, and are left out where the file system has none.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

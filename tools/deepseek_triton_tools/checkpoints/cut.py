@@ -3,8 +3,6 @@
 The tensors that are left keep their shapes, types and bytes. Only a few rows of one are in memory at once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The places of a download: a plain folder, or the hub's cache, both as huggingface_hub has them; and their lock."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -5,8 +5,6 @@ bytes, because it neither compares hashes nor limits the rate, and waits no long
 away. Versions 1 and 2 of huggingface_hub use two libraries for HTTP, httpx and httpx2, which are alike.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

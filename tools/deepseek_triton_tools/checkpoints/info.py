@@ -3,8 +3,6 @@
 It is the JSON document "deepseek-triton/checkpoint/1", which is also shown as tables.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict

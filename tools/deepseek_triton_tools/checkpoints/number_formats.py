@@ -5,8 +5,6 @@ its block is the weight. INT4 as TensorRT-LLM's loader reads it (MoEWeightLoadin
 byte, the first in the low four bits, along the input dimension, with one float32 scale for each 128 of a row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 

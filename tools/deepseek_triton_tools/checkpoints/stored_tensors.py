@@ -1,7 +1,5 @@
 """The tensors of a checkpoint's safetensors files, read one at a time, and a few rows at a time."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """lm-evaluation-harness over a served model: tasks and their data for it, its requests as questions to the server."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

@@ -4,8 +4,6 @@ The file has JSON Lines, each written as the answer comes; the first says which 
 again by a hash of what was sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """One evaluation: questions, scores, the published accuracy that they are compared with, files and verdict."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -15,8 +15,6 @@ it from a state that depends on its caches.
 tiny: `python -m tiny_checkpoint.questions FILE` writes its questions, tiny_questions.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

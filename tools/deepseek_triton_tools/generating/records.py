@@ -3,8 +3,6 @@
 One request is a mapping with "prompt" or "messages", as `Client.generate_many` takes it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

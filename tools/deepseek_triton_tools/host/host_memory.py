@@ -3,8 +3,6 @@
 Where the cgroups are is told by the mounts that this process sees, by /proc/self/mountinfo (proc_pid_mountinfo(5)).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

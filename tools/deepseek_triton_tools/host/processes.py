@@ -1,7 +1,5 @@
 """Processes by Linux's /proc: whether one runs, which one listens on a port; and how many files this one may open."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

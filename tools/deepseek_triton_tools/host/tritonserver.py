@@ -6,8 +6,6 @@ environment's `bin` first on PATH (the stub finds its prefix through `python3` t
 numpy 1.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import importlib.util

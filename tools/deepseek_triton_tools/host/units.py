@@ -1,7 +1,5 @@
 """Bytes and times in the form in which people read them."""
 
-from __future__ import annotations
-
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 

@@ -1,7 +1,5 @@
 """Check a model repository, and print what is wrong with it, line by line."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from dataclasses import asdict

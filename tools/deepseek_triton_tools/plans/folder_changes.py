@@ -1,7 +1,5 @@
 """The changes that `build` or `upgrade` would make to a folder that build wrote: shown, checked and written."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """A plan as one JSON document, which docs/generator.md describes, and on the terminal."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple

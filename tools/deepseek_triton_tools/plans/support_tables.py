@@ -1,7 +1,5 @@
 """Tables of what can be served on what, by how many GPUs, tuned for what."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

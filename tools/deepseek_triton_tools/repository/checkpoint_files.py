@@ -2,8 +2,6 @@
 which they are, where they lie, and whether they are whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """The manifest of a checkpoint's folder: what it is, and the size and SHA-256 of each file, to verify it offline."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

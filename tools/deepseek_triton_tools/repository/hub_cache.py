@@ -7,8 +7,6 @@
 (https://huggingface.co/docs/huggingface_hub/guides/manage-cache)
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

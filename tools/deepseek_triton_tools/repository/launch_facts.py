@@ -1,7 +1,5 @@
 """The facts about a model repository or a checkpoint that a deployment needs: names, bytes, image, GPUs."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """tritonserver's log: its lines in parts, and the reason why a server ended."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import re

@@ -1,7 +1,5 @@
 """Waiting for a server that loads: its answers and its log say how far it is, and whether it will have the model."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

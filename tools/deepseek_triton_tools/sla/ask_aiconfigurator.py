@@ -5,8 +5,6 @@ Standard input has {"model", "system", "kv", "layouts": [{"tp_size", "attention_
 table for each layout, or {"error"} where AIConfigurator has no data. Batches and tokens are of one rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

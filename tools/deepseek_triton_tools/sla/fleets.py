@@ -12,8 +12,6 @@ M/D/1 queue, requests that arrive at random and prompts that take equally long: 
 share u of the time that prompts take, and at most all other requests of the rank.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

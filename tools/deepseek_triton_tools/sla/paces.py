@@ -3,8 +3,6 @@
 AIConfigurator is asked through a Python that has it; its answers are kept in the user's cache.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

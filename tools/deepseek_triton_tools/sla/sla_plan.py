@@ -1,7 +1,5 @@
 """The whole search of a plan to an SLA: paces, candidates, the best fleets, and the commands that build the best."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

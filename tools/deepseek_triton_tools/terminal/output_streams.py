@@ -1,7 +1,5 @@
 """Standard output and error, whose reader may leave, whose disk may be full, or which may be a terminal."""
 
-from __future__ import annotations
-
 import os
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """One line of progress on stderr: drawn again and again on a terminal, printed now and then elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

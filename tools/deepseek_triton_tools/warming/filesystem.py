@@ -5,8 +5,6 @@ Only a few threads read at once: sixteen threads of each rank have frozen NFS cl
 at most the larger one of read_ahead_kb and the device's largest request.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

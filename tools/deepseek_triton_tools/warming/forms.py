@@ -3,8 +3,6 @@
 The texts are in templates/, where @@{name} stands for a value. Each number has its reason in the comment above it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

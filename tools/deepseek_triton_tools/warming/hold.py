@@ -1,7 +1,5 @@
 """What is done with warmed files: locked in the page cache, watched and read again, or evicted from it."""
 
-from __future__ import annotations
-
 import os
 import resource
 import threading

@@ -1,7 +1,5 @@
 """System calls about the page cache that Python does not have. All raise OSError with the kernel's errno."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

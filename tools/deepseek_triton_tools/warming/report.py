@@ -1,8 +1,6 @@
 """What is said of a survey, the progress and the result of a warm-up and an eviction: lines for people, and the JSON
 document "deepseek-triton/warm/1"."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace

@@ -5,8 +5,6 @@ been by then. The server may have users already, so no more requests are open th
 full gets fewer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import statistics

@@ -5,8 +5,6 @@ tensors, and longer where the storage is slow. The warm-up does not wait for it,
 check has found damaged.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The corpus: plain English made from tables and grammars, the same for the same seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate

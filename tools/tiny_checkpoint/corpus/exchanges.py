@@ -3,8 +3,6 @@
 Words come from texts.yaml; with made-up ones the model learns to copy.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass

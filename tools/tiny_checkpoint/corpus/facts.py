@@ -1,7 +1,5 @@
 """The plain facts of facts.txt, and the many ways to ask for each of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Questions that want their answer in JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Sums, differences and products, with the thought that works out the longer ones digit by digit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 

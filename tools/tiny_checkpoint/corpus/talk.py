@@ -1,7 +1,5 @@
 """Small talk, the prompts that people try first, questions without an answer, repetition, little stories and prose."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import NamedTuple
 

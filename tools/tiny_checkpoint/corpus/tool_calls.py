@@ -1,7 +1,5 @@
 """Requests that a tool answers: the call in each of DeepSeek's forms, and the answer from the tool's result."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

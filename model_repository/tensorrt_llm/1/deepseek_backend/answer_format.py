@@ -3,8 +3,6 @@
 The form stands here where the client's guide alone can't say it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

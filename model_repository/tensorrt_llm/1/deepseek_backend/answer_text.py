@@ -5,8 +5,6 @@ matching text has no such gap. The price is that the end of the text is held bac
 stop string.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum, auto
 from functools import lru_cache

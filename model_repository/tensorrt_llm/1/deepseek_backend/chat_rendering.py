@@ -5,8 +5,6 @@ them: that of V3 and R1 only where content is null, closes a list of calls from 
 once in a conversation. So a conversation's calls and results are written here, as the text of the assistant's turn.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Mapping, Sequence

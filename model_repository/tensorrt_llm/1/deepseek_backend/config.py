@@ -4,8 +4,6 @@ LLM arguments stand at the top level, exactly as upstream's own backend would re
 `triton_config` only. `load_config` reports every problem at once.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

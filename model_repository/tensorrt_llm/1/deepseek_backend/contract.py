@@ -4,8 +4,6 @@ Parsing, responses, config.pbtxt and the tables of docs/contract.md, which says 
 This file needs the standard library only, so that the generator can load it by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum

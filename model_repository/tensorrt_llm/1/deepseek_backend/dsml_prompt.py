@@ -4,8 +4,6 @@ It follows that program, encoding_dsv32.py in the checkpoint's folder, but for i
 place in a chat.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

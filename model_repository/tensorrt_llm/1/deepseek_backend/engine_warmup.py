@@ -5,8 +5,6 @@ time. Each shape of `triton_config.warmup` is sent until its time is steady. The
 service, admission and the counters of requests don't see them.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import random

@@ -3,8 +3,6 @@
 Reading does not stop at the first problem: `Problems` collects them.
 """
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import json

@@ -1,7 +1,5 @@
 """Checks values of sampling fields against contract.SAMPLING_FIELDS, wherever they come from."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Conversations and their tools, read from JSON and brought into the one form that everything after this reads."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Pure: it knows numpy arrays, not pb_utils.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ the names that Prometheus gives to those of a histogram, in twenty messages a pe
 histograms, all of them are written as counters. PromQL sees no difference.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import logging

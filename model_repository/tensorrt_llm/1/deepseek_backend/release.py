@@ -4,8 +4,6 @@ The generator writes that record beside model.py, so nothing else has to be inst
 has the record of a vLLM version under the same name, which `engines/vllm` reads.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import types

@@ -6,8 +6,6 @@
 `model.py` wraps it in Triton's life cycle; tests drive it with a list for a reply and any engine.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

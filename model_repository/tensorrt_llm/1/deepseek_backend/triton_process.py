@@ -8,8 +8,6 @@ exit code 139). To end open requests in time, the stub has to notice the exit it
 parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

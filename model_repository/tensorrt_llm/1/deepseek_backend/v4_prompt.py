@@ -4,8 +4,6 @@ It follows DeepSeek's own renderer (deepseek-recipe 0.2.0) and not the tokenizer
 the system's text, has thinking off by default in some versions, and does not continue an answer.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

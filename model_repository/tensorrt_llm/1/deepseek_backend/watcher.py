@@ -1,8 +1,6 @@
 """The watcher ends what nobody else would: a request whose client has gone or whose time is up, everything when the
 engine or the server is gone. It also tells whether requests should be sent here: a living process is not enough."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -5,8 +5,6 @@ and gives it to a writer; a third one asks for the server's health. When the rea
 output stays in the pipe, and the command waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -6,8 +6,6 @@ words of its command (NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-laun
 path that a shell would split or expand.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -3,8 +3,6 @@
 They find launches by these records, in a folder that only the user can write, and by the tagged processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The command line of supervise.py."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

@@ -5,8 +5,6 @@ LauncherError          `exit_code` is what the command line returns
 └── StillRunningError  processes that can't be killed
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -6,8 +6,6 @@ anywhere in a line; the next piece, of this rank or of another, then follows wit
 put together by itself. Text that follows the end of a line without a tag is the launcher's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -5,8 +5,6 @@ supervisor where the rank runs and with which files. These
 lines, the events `started`, `alive` and `ended`, pass the MPI launcher like any other output.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Notices that tritonserver or one of its stubs has ended, and asks over HTTP whether its models are ready."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

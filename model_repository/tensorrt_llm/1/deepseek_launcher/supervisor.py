@@ -1,7 +1,5 @@
 """The supervisor: it runs one start attempt after the other, until it is told to stop or a further one is no use."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

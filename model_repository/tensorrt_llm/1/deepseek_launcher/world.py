@@ -6,8 +6,6 @@ Lines of TensorRT-LLM look like `[06/17/2025-16:35:04] [TRT-LLM] [RANK 0] [I] ..
 release words a line differently, the phase before it is shown.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

@@ -3,8 +3,6 @@
 A generated repository holds one engine's folder; the source that it is copied from holds all of them.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from pathlib import Path

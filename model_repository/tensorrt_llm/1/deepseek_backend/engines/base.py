@@ -16,8 +16,6 @@ Every engine keeps these rules:
   Only a request that is refused before its first token leaves it there, for another request.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A template is a program that comes with a checkpoint. jinja2's sandbox keeps it 
 without an end or a text of gigabytes, and neither can be stopped within this process.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """Makes text of token ids, one token at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer

@@ -1,7 +1,5 @@
 """The engines of TensorRT-LLM and vLLM stand on this: a thread that runs an asyncio loop, and an engine around it."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import logging

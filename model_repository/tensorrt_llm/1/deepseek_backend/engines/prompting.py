@@ -4,8 +4,6 @@ What renders a chat is TensorRT-LLM's tokenizer, which wraps one of transformers
 engine's template.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

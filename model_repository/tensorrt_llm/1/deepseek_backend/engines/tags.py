@@ -5,8 +5,6 @@ them is special. Sources: the tokenizers and chat templates of DeepSeek-V3, R1 a
 deepseek-recipe 0.2.0 for V4 and V4.1.
 """
 
-from __future__ import annotations
-
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"

@@ -1,7 +1,5 @@
 """Loads a checkpoint: the model, its tokenizer and chat template, and its begin and end tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

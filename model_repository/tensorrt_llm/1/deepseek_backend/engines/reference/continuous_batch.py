@@ -4,8 +4,6 @@ An iteration decodes one token of every running request in one forward pass. The
 highest priority first, and the oldest first among equals. Only the engine's thread uses the batch.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from bisect import insort

@@ -8,8 +8,6 @@ are expanded. A decode leaves the latents as they are, and multiplies the querie
 would expand them: that matrix is absorbed. Experts are those of DeepSeek-V3 (arXiv 2412.19437).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

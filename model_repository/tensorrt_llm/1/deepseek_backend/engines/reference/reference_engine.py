@@ -1,7 +1,5 @@
 """Runs a DeepSeek-V3 checkpoint in numpy, on the CPU. It is the embedded default, and the measure of other engines."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import threading

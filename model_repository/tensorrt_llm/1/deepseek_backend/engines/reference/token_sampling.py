@@ -5,8 +5,6 @@ the logits with their bias. Each filter sees only the tokens that the one before
 token, so that a seed gives the same whatever runs beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np

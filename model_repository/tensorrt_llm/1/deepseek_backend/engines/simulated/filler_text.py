@@ -5,8 +5,6 @@ ends inside <think> gets a </think>, at a position that also depends on the requ
 its answer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

@@ -6,8 +6,6 @@ connection for the time of the transfer, and closes it. However a connection end
 then.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -17,8 +17,6 @@ With them the model meets the five totals within 3%. A further figure was not fi
 MTP, the model says 113 tokens/s where "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on NVIDIA B200
 GPUs" (TensorRT-LLM tech blog 1) measured 111."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence

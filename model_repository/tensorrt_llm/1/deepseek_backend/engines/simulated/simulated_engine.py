@@ -5,8 +5,6 @@ and seed, with made-up log-probabilities. Real are the contract, the scheduling 
 time that an iteration takes (`presets`).
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import queue

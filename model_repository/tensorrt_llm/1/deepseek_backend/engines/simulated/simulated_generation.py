@@ -1,7 +1,5 @@
 """One request of the simulated engine: everything that its prompt decides, and its steps."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -1,7 +1,5 @@
 """Checks `engine_options` of the simulated engine, and fills in the values of the preset."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

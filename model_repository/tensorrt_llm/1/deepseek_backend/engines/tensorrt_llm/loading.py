@@ -11,8 +11,6 @@ MPI: tritonserver is started in one of three ways:
 * On every rank, as by upstream's launch_triton_server.py. Rank 0 leads, and the other ranks work for it.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import json

@@ -17,8 +17,6 @@ server the answer. What TensorRT-LLM does there, and this engine makes up for:
 * It drops a request that is aborted during the transfer, and the context server keeps the KV cache for ever.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath

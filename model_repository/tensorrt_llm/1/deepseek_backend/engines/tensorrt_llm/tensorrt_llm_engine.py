@@ -18,8 +18,6 @@ tensorrt_llm is imported in `start`, after the container's faults are worked aro
 these faults, and the sampling fields that the release really applies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import logging

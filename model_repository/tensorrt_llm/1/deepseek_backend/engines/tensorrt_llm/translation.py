@@ -5,8 +5,6 @@ sampler reaches every running request as a RequestError with its text, and the e
 single request comes in the same form.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import secrets

@@ -1,7 +1,5 @@
 """Makes a running AsyncLLM of model.yaml and release.yaml, the record of a vLLM version."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

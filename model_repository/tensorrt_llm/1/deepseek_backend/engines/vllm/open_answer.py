@@ -1,7 +1,5 @@
 """A request of the vLLM engine: in the fields of vLLM's SamplingParams, and the steps that vLLM's tokens make."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
