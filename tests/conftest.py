@@ -1,7 +1,5 @@
 """Shared by every test."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

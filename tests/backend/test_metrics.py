@@ -1,7 +1,5 @@
 """Counting, and writing the differences to a stand-in for Triton's metrics that is as strict as Triton."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

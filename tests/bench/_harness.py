@@ -1,7 +1,5 @@
 """What the programs here share: processes with a pipe, orders, medians, a table of them, and targets with verdicts."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

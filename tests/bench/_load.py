@@ -1,7 +1,5 @@
 """Requests in Triton's own messages, as /generate would map the same fields."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """What the scripts here serve and how they look at it: a repository, a tritonserver, /metrics, memory."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

@@ -13,8 +13,6 @@ the client is closed, no descriptor and no thread more than before. Exits with 1
 hand from the repository's root. Raw samples: findings.json, and tritonserver.log.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -14,8 +14,6 @@ direct, which a gateway can't undercut. Prints each run, then the medians with t
 bound, and less than 1 ms later at the median. Run by hand from the repository's root, with nothing else on the machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ least. The engine is a script and the replies drop what they get, so that what i
 is CPU time: of the calling thread for accepting, of the whole process for the rest.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

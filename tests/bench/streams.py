@@ -28,8 +28,6 @@ outcome, num_chunks and num_stamps of each stream; chunk_us, chunk_tokens of eac
 of each token), tritonserver.log beside them, and runs.json with the measures of every run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

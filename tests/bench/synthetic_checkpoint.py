@@ -6,8 +6,6 @@ content is noise, another in each shard, of finite numbers; a sparse one has non
 stores the headers alone.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -20,8 +20,6 @@ its largest resident set. On a virtual machine "cold" says nothing about the hos
 Prints medians and ratios; --output keeps every sample as JSON. Run by hand, with nothing else on the machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

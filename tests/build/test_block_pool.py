@@ -1,8 +1,6 @@
 """The pool of blocks that vLLM keeps DeepSeek-V4's KV cache in. The figures come from the code of vLLM 0.25.1 and
 0.33.0, computed, where no log is named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Plans for vLLM: what a request gets, what is refused and what works instead, and the memory."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real tritonservers, one for each engine, started once in a session on free ports."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

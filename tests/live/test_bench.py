@@ -1,7 +1,5 @@
 """`deepseek-triton bench` against a real tritonserver, over HTTP, over gRPC, and through the gateway."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

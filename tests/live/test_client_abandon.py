@@ -3,8 +3,6 @@
 `tests/bench/abandon.py` does the same with thousands, and watches memory.
 """
 
-from __future__ import annotations
-
 import pytest
 from bench import _served
 from bench.abandon import CORNERS, leave, num_interrupts, settled

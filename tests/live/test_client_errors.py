@@ -1,7 +1,5 @@
 """Every error that a real server can be brought to give is the same with all kinds of client: type, code, words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """However a caller goes away, the server hears of it, stops working for him and counts a cancelled request."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

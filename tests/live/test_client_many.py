@@ -1,7 +1,5 @@
 """Many requests at once: in a batch, and of many threads or tasks that share a client; with all kinds of client."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

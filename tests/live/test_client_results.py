@@ -4,8 +4,6 @@ The wire's side of it is `wire.ask`, which knows nothing of the client. Greedy d
 the same answer however a request goes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Several servers, models and versions, and what a client learns of them, with all four kinds of client."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real server, and those who would harm it: clients at its side doors, and a hostile checkpoint."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

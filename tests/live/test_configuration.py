@@ -1,7 +1,5 @@
 """The configuration as a real tritonserver reads it: what makes no difference, and what is refused at load."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Server and gateway run with a read-only root and without rights, as launch docker and kubernetes start them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

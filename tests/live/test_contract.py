@@ -4,8 +4,6 @@
 Greedy decoding gives the same text however a request goes, so most of these compare one answer with another.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

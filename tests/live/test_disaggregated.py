@@ -1,8 +1,6 @@
 """A request that a context and a generation server share, under real tritonservers: on the simulated engine, and on the
 stand-in of each release of TensorRT-LLM."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What `doctor` says of a server that runs, and of what one leaves behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`doctor --hosts` over two hosts (support/hosts.py): the MPI exchange, well and with real faults."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Every program in examples/ runs as its README says, and so does what the pages ask a server."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -4,8 +4,6 @@ Four families: those of TensorRT-LLM's llmapi model, those of Triton's vLLM back
 vLLM format, and the same in its TensorRT-LLM format, which has a batch dimension that this model has not.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

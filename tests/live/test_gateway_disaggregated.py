@@ -1,7 +1,5 @@
 """A gateway before context and generation servers, each a tritonserver, of which one of each is killed under load."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A gateway before three tritonservers that join, are killed, freeze, come back and leave, while requests run."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

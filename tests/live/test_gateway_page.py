@@ -3,8 +3,6 @@
 tests/gateway/test_page.py has what a test must write itself: markup, broken streams, errors.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The tiny model calls its own tools. The simulated engine says what the test dictates, token by token, in every form.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The backend's numbers on the /metrics of a real tritonserver."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

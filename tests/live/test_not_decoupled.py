@@ -4,8 +4,6 @@ Requests have the shape of TensorRT-LLM's llmapi client: one-dimensional tensors
 "Streaming" with the value false, and a stop request by id.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -1,7 +1,5 @@
 """Models that others serve, through every client_kind of the client: tests/other_models behaves as they do."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

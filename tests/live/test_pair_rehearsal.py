@@ -1,7 +1,5 @@
 """The rehearsal of a disaggregated pair: what `build --profile disagg` writes, served and joined by the gateway."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """The rehearsal of production: what `build tiny --engine tensorrt_llm` writes, under a real tritonserver, on the strict
 stand-in for TensorRT-LLM, which takes the checkpoint that lies in the repository and no bare name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

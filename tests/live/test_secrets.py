@@ -1,7 +1,5 @@
 """A secret goes in by every way that there is, and nothing that comes out has it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """The rendered batch script in a Slurm of two nodes, without containers; as tests/live/test_two_hosts.py, but srun
 starts the ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

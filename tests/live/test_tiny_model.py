@@ -4,8 +4,6 @@ The server is model_repository/ as it is checked out, whose chat template is V3.
 begins every answer with reasoning.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The tiny model in DeepSeek-V4's form under a real tritonserver, where the backend writes its prompts as V4's own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

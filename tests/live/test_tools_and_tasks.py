@@ -3,8 +3,6 @@
 The model is the trained tiny one, so a call is one that a model has written, and its result is read by a model.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

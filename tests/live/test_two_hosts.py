@@ -4,8 +4,6 @@ tests/support/hosts.py makes the hosts, install_launchers.sh installs what they 
 tests/standin/launcher: real processes in a real MPI world, which load nothing.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

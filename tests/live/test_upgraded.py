@@ -1,7 +1,5 @@
 """A repository of an earlier version, upgraded, on a real tritonserver."""
 
-from __future__ import annotations
-
 import base64
 import bz2
 import json

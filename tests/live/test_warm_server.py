@@ -1,7 +1,5 @@
 """`deepseek-triton warm server` on real servers, whose times are their own: what is sent, taken and left out."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

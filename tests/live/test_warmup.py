@@ -1,7 +1,5 @@
 """The warm-up of `triton_config.warmup` on a real tritonserver: before READY, without a trace, and never in the way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Judges the answers to bad_input.py's requests: each has one end, and no error is ours to have prevented."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -11,8 +11,6 @@ Everything raw is written to --out, and the summary to tests/reliability/records
 repository's root.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -3,8 +3,6 @@
 The number of an input and the seed decide all of it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping

@@ -5,8 +5,6 @@ again; and the proxy through which the gateway reaches the first server.
 to it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A TCP proxy on the loopback address that can delay, hold and cut what it carries."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """Checks a history: every request has one end, and every answer is the one that it was told to give."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict

@@ -4,8 +4,6 @@ HTTP is aiohttp's client, gRPC a stream for each request over one channel, with 
 clients don't show the final flag of a stream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -4,8 +4,6 @@ A strike injects the fault and takes it back; the campaign then brings the syste
 expects and does not see is a FieldError.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

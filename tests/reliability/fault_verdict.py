@@ -1,7 +1,5 @@
 """Judges what a campaign of faults has left: its history, and what each injection was met by."""
 
-from __future__ import annotations
-
 import bisect
 import json
 from collections import Counter, defaultdict

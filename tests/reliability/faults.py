@@ -12,8 +12,6 @@ Writes the verdict to tests/reliability/records/ with --record. Run by hand from
 util-linux and iproute2; faults for which the machine lacks something are skipped by name.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,8 +1,6 @@
 """Makes the queues of a running tritonserver's HTTP front end longer, as its host's `net.core.wmem_default` does at its
 start. With short ones it loses ends of streams (docs/tritonserver.md, "HTTP streams under load")."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """The history of a run: one line of JSON for each request, with all that its client saw."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

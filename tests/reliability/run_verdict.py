@@ -1,7 +1,5 @@
 """Judges what a soak has left, and writes the summaries of long runs to tests/reliability/records/."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

@@ -15,8 +15,6 @@ Writes the verdict to tests/reliability/records/ with --record. Raw: clients/N.j
 resources.jsonl what the processes held, *.log the logs. Run by hand from the repository's root.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gzip

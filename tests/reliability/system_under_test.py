@@ -1,8 +1,6 @@
 """What a soak runs: a tritonserver with a gateway before it, a context and a generation server with another, and what
 all of them hold of memory, descriptors, threads and shared memory."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping

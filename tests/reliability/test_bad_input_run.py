@@ -1,7 +1,5 @@
 """A few hundred bad inputs over a real server and a real gateway, and the inputs themselves."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The checker finds nothing in histories that are right, and every kind of wrong that it is there for."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

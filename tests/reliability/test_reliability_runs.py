@@ -1,7 +1,5 @@
 """The programs of docs/reliability.md, run shortly: a soak of each engine, and a few faults."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

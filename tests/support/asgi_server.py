@@ -1,7 +1,5 @@
 """An ASGI application under uvicorn, in a thread of the test's process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 tests/build/test_check_faults.py puts them to it; run by itself, this prints what is not found so.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

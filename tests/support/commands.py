@@ -1,7 +1,5 @@
 """The command line in the process of the test, which saves the start of a Python."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 from contextlib import redirect_stderr, redirect_stdout

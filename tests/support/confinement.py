@@ -1,7 +1,5 @@
 """Runs a program as a hardened pod does: no rights, a user who owns nothing, and only /tmp and /dev/shm to write to."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The model's metadata, as Triton makes it of the contract's tables."""
 
-from __future__ import annotations
-
 from deepseek_backend.contract import INPUTS, OUTPUTS, Dtype, TensorSpec
 from deepseek_triton_client import ModelMetadata, TensorMetadata
 

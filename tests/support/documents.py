@@ -1,7 +1,5 @@
 """The snippets of README.md, docs/ and the other pages, read from the pages themselves."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

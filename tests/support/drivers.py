@@ -1,7 +1,5 @@
 """Two ways to run the same coroutines: blocking, and in an event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Environment variables of this process, for a while."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A made-up machine for the checks of `doctor`: by default a Triton container with eight H200s, where all is well."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """Fakes that implement the backend's real interfaces: an engine that plays a script, a reply that keeps a list."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Command lines of TensorRT-LLM's programs, read back into settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ The client is asyncio's streams and a few lines of HTTP, one connection for each
 nothing of ours hides between the gateway and the judgement.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -6,8 +6,6 @@ host. A host ends with its first process, which ends with this process, however 
 taken on the machine itself.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

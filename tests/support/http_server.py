@@ -1,7 +1,5 @@
 """A scripted HTTP server on a real socket: each request is answered by the next script, which may do anything."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

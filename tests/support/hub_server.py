@@ -4,8 +4,6 @@ It answers what huggingface_hub asks for: GET /api/models/NAME/revision/REVISION
 files are redirected to another host, as the real hub does, where no token may arrive.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -4,8 +4,6 @@ It serves one repository. Requests are lines of JSON on stdin, and every respons
 end's web server, it listens on a port until SIGTERM, waits for its open requests, and stops the server.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

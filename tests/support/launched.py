@@ -1,8 +1,6 @@
 """The parts of a launch over several hosts: a generated repository for sixteen GPUs with the stand-in engine in it, and
 the container's programs on PATH. trtllm-llmapi-launch is the stand-in of tests/standin/launcher."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A client that closes its connection in the middle of an answer."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator, Mapping

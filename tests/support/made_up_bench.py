@@ -1,7 +1,5 @@
 """Results of benchmarks that nobody ran: figures by a formula, for tests of what shows them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

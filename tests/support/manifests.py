@@ -1,7 +1,5 @@
 """The objects in what `launch kubernetes` prints, and the schemas that they must keep."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The client's FakeServer, for tests whose answers are functions of a request's body."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

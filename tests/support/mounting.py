@@ -1,7 +1,5 @@
 """Mounts and other users for tests, where this machine allows them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

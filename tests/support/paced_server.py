@@ -6,8 +6,6 @@ It prints its port. Each stream gets `--tokens` tokens in every chunk, `--step-m
 10 ms with 8 tokens is an ITL of 1.25 ms. Every N-th stream breaks with an error event after its first chunk.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import dataclasses

@@ -1,7 +1,5 @@
 """What a test asks of the page cache, and what it pretends of it."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs that only record how they were called. They are put on PATH in place of the real ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Tritonservers that are killed and started again behind a gateway, and how the gateway sees them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """The rights of another user than root, for tests of files that can't be read or written."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

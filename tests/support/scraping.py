@@ -1,7 +1,5 @@
 """The backend's numbers on a real tritonserver's /metrics, read without the client."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

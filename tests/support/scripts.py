@@ -1,7 +1,5 @@
 """Run generated scripts for real, with programs on PATH that record how they were called."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

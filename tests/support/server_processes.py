@@ -1,7 +1,5 @@
 """The processes of a server or of a program that has Triton inside, and whether they have ended."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

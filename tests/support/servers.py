@@ -1,7 +1,5 @@
 """Repositories and addresses for the live tests."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

@@ -3,8 +3,6 @@
 Written for the 22.05 of Debian 12.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Mapping

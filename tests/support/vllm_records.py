@@ -7,8 +7,6 @@ It reads the source and imports nothing of it:
 The part of a record below `_BY_HAND` is written by hand, and stays as it is.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib

@@ -1,7 +1,5 @@
 """Waiting in a test for what another process or thread does."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Requests in the form they have on the wire, over HTTP and gRPC, and their responses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A `Plan` is one of the client's four corners. Requests that are left would run o
 does not know to be gone shows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

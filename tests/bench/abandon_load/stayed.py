@@ -1,7 +1,5 @@
 """What stayed behind of requests that were left: shown, and judged. No I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 python -m bench.gateway_load.bare_server PORT CHUNKS PERIOD_S
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

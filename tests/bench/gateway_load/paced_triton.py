@@ -5,8 +5,6 @@
 The text of each event is CLOCK_MONOTONIC in microseconds. With PERIOD_S 0 each stream is written as fast as it is read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -7,8 +7,6 @@ JSON: num_chunks, cpu_us (of this process for a chunk), and the lags in microsec
 from CLOCK_MONOTONIC in their texts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

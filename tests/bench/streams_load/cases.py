@@ -1,7 +1,5 @@
 """What the bench runs: loads, the systems that carry them, and the targets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 

@@ -1,7 +1,5 @@
 """One run: a system served, its client processes started together, and what all of them used."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Mapping

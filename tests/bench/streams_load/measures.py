@@ -1,7 +1,5 @@
 """What the samples of a run say, and how it is shown."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a client makes of the bytes it got: events, texts, stamps. Nothing here waits for anything."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The systems under test: a repository for each, and the simulated engine on its own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

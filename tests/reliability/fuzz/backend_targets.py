@@ -1,7 +1,5 @@
 """The parsers that run in the model's process and in the supervisor."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The parsers of the client: what a server, or whoever answers in its place, sends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 

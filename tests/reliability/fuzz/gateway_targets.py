@@ -1,7 +1,5 @@
 """The parsers of the gateway: what clients ask, what servers answer, what models write, what operators list."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """The files that `check` and `build` read: whatever they hold, it becomes findings or an error of ours."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Mutates inputs, as bytes and as JSON. The same random.Random gives the same mutant, so that a seed says all."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The judgement of a target: a parser may refuse its input, by its own errors, in one line that is not long."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -8,8 +8,6 @@ the defect is mended. Each input has --input-s seconds and --memory-mib of memor
   python -m reliability.fuzz.run --seconds 60            # every target, one after the other
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """All fuzz targets, each with inputs to begin with. A target may raise nothing: what its parser may raise, it takes."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Each fuzz target for a moment: all of its corpus, and mutants that hypothesis chooses, the same ones each time."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The parsers of the command line: files of checkpoints, runs and results, and what other programs print."""
 
-from __future__ import annotations
-
 import io
 import os
 import tempfile

@@ -3,8 +3,6 @@
 python tests/tools/checkpoints/make_torch_archives.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
