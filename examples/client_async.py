@@ -1,7 +1,5 @@
 """Use the asyncio client. Usage: python client_async.py [URL], where URL is http://... or grpc://..."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

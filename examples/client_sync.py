@@ -1,7 +1,5 @@
 """Use the blocking client. Usage: python client_sync.py [URL], where URL is http://... or grpc://..."""
 
-from __future__ import annotations
-
 import sys
 
 from deepseek_triton_client import Client, InvalidRequest, SamplingParams, Timeouts

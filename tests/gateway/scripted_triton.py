@@ -1,7 +1,5 @@
 """The gateway's application before a server that gives one answer to everything, without a socket between."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -17,8 +17,6 @@ CPU is given for tritonserver, for the stub and for the engine core, which is a 
 Writes runs.jsonl, a line for each measurement with every request, and the logs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -4,8 +4,6 @@
 token that was taken less that of the next one, means that rounding decided.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ the prompts that each client asks for, one after the other. The answer is a line
 own output goes to standard error. `EngineAlone` is the other end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -12,8 +12,6 @@ Writes runs.jsonl as beside_vllm_backend.py does, and memory.json: the plan's bu
 GPUs reported. A phase begins only if the seconds that are left hold another one as long as the longest so far.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.metadata

@@ -4,8 +4,6 @@ A figure is the median over a system's rounds, with the smallest and the largest
 with those of the system given by --beside (default: engine); below 1.00x is less.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ with zeros: the file keeps its size and its addresses, and xz takes the zeros aw
 machine code for Hopper.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from collections.abc import Iterator

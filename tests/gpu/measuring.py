@@ -1,7 +1,5 @@
 """One measurement: requests to a server or to the engine alone, and the CPU seconds of their processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any

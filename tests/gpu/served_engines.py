@@ -1,8 +1,6 @@
 """Model repositories for this project's backend and for Triton's vllm_backend with the same engine arguments, and what
 the scripts here read of a server's processes and of the GPUs."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

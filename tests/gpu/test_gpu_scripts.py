@@ -1,7 +1,5 @@
 """What can be tested of the scripts for a GPU without one: tokens, figures, comparisons, and the order of the steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

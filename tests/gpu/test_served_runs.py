@@ -1,7 +1,5 @@
 """What can be tested without a GPU of the runs through Triton: figures, tables, prompts, checkpoints and packing."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess

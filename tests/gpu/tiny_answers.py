@@ -4,8 +4,6 @@ Needs the engine, torch and tokenizers, and nothing of this project. The precisi
 is stored, or bfloat16 after `checkpoint quantize --to bf16`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

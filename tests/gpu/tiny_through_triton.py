@@ -7,8 +7,6 @@ check is a line of checks.jsonl and of the output; the exit status is 1 when one
 engine answers the same prompts on the CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ project's backend and Triton's vllm_backend both take. A client notes the time o
 they are read when all streams have ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

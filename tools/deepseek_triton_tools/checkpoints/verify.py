@@ -1,7 +1,5 @@
 """Verify a checkpoint's files offline, by the sizes and hashes that its download or its maker left, and its headers."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

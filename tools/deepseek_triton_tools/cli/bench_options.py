@@ -1,7 +1,5 @@
 """Options of `bench run`: what they are, which go together, and the dataset that they describe."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator

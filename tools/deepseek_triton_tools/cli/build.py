@@ -1,7 +1,5 @@
 """`deepseek-triton build`: plan, write, say what was written."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 

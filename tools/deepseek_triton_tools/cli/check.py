@@ -1,7 +1,5 @@
 """`deepseek-triton check`: what is wrong with a model repository, line by line."""
 
-from __future__ import annotations
-
 import argparse
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path, positive

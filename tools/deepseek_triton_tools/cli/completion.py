@@ -1,7 +1,5 @@
 """`deepseek-triton completion`: a script that completes the command line, made by shtab."""
 
-from __future__ import annotations
-
 import argparse
 
 from deepseek_triton_tools.cli.parsing import VerbParser, option

@@ -1,7 +1,5 @@
 """`deepseek-triton demo`: generator, tritonserver, backend and client in one run, without a GPU."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """`deepseek-triton doctor`: what is wrong before a load of twenty minutes, and what works here."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

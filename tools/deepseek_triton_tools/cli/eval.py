@@ -1,7 +1,5 @@
 """`deepseek-triton eval`: the accuracy of a served model, by lm-evaluation-harness over our client."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

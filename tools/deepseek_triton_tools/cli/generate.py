@@ -1,7 +1,5 @@
 """`deepseek-triton generate`: one prompt or conversation, the answer as it comes; with --input, many of them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

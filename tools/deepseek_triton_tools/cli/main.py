@@ -8,8 +8,6 @@ handler needs the generator (`deepseek_triton_build`), PyYAML or rich, it import
 `tools`, and importing them takes longer than the rest of --help.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import sys

@@ -1,7 +1,5 @@
 """`deepseek-triton plan`: what would be built, and why, without writing anything."""
 
-from __future__ import annotations
-
 import argparse
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path, real_number

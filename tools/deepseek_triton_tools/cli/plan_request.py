@@ -1,7 +1,5 @@
 """The options of `plan` and `build`, made into a request to the generator."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import math

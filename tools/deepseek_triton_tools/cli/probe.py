@@ -1,7 +1,5 @@
 """`deepseek-triton probe`: ask a server once how it is; the answer is an exit code and one line."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import threading

@@ -4,8 +4,6 @@ It starts nothing that can't work, always reads the server's output, and passes 
 ended, in whatever way, the server and its Python stubs have ended too.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """`deepseek-triton upgrade`: a folder that `build` wrote, as this version writes it today, with hand edits kept."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

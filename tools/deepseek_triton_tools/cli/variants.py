@@ -1,7 +1,5 @@
 """`deepseek-triton variants`: what can be served on what, by how many GPUs, tuned for what."""
 
-from __future__ import annotations
-
 import argparse
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, require_tools

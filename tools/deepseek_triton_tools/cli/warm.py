@@ -1,7 +1,5 @@
 """`deepseek-triton warm`: the weights in the page cache before the engine reads them, and a server before its users."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 

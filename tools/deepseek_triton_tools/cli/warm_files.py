@@ -1,7 +1,5 @@
 """`deepseek-triton warm files`, `report` and `evict`: what is done with a checkpoint's files, and how it ends."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

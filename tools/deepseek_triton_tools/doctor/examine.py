@@ -3,8 +3,6 @@
 The report is plain data, which JSON carries from another host or another Python, where `main` runs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import zipfile

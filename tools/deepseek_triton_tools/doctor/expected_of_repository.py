@@ -1,7 +1,5 @@
 """The needs of a model repository, read by the generator's own code, and the findings of `check` about it."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """The needs of the repository to be served, what a check finds, and what works on a machine after all checks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

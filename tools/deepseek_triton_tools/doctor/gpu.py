@@ -1,7 +1,5 @@
 """GPUs, by nvidia-smi: which there are, how they are linked, whether they are healthy, and who holds their memory."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 The checks travel as a zip, which a bare `python3` runs from its standard input and which leaves no file behind.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The remains of earlier launches, and the programs that start new ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Everything a check may see of its surroundings: the machine that this runs on, and the Python that runs it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """MPI, by which the engine's ranks find each other: which one is installed, and whether it works."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

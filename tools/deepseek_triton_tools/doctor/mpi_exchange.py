@@ -1,7 +1,5 @@
 """An exchange of messages by MPI between each two hosts. This machine's mpirun starts the ranks, as for a launch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Python, the C library, tritonserver, TensorRT-LLM and other software that has to be installed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The repository, the checkpoint, the memory that it is loaded through, and the disks of the caches."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os.path

@@ -1,7 +1,5 @@
 """These checks see what the kernel and the container leave to a process: shared memory, limits, ports, networks."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Those of the GPUs are told by `nvidia-smi -q -x` and `nvidia-smi boost-slider -l
 docs/doctor.md describes them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

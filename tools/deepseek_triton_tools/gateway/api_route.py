@@ -3,8 +3,6 @@
 It stands on bare ASGI: no other layer lies between a chunk and the socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,8 +1,6 @@
 """The ASGI application: which path is answered by what, the pages for people, and what the gateway says of itself and
 its models: servers, metrics, tokens, whether it is well."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import difflib

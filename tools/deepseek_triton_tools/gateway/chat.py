@@ -1,7 +1,5 @@
 """POST /v1/chat/completions: asks the model and answers with a chat completion, whole or as the chunks of a stream."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field

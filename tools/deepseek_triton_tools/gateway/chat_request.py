@@ -3,8 +3,6 @@
 Forms of the answer are asked for in the words of OpenAI, vLLM and TensorRT-LLM.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """POST /v1/completions: one request to the model's server for each prompt, and the answer, whole or as a stream."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing

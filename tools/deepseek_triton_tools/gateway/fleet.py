@@ -1,7 +1,5 @@
 """All servers of one model as if they were one: who gets a request, and who else when that one refuses it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -6,8 +6,6 @@ A budget is a bucket that holds what a minute allows and is refilled steadily. I
 will be full again. So a row whose times have passed says nothing, and another key may have it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """A model as clients see it: its name, what its server tells of it, the fleet that answers, and its server's errors."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

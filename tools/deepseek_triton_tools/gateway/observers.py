@@ -1,7 +1,5 @@
 """All that is known of one request, and who is told of it: the metrics, the access log, the traces."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

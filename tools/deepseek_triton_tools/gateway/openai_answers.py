@@ -1,7 +1,5 @@
 """All answers share this: the parts' way to the client, and log-probabilities, ends and counts in OpenAI's words."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from abc import ABC, abstractmethod

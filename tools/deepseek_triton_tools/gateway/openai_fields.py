@@ -1,8 +1,6 @@
 """The fields that chat and text completions have in common: what each may be, what it sets at the model's server, and
 the errors that name them."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping

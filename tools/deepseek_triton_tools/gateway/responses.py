@@ -1,7 +1,5 @@
 """/v1/responses: a chat with other words around it. Nothing is kept, so no response can be asked for later."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Clients send back the items of earlier responses as they got them, with ids, sta
 made of one model's turn each. Here one turn of the assistant is one message again: its reasoning, text and calls.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple

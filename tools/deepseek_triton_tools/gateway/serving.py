@@ -1,7 +1,5 @@
 """Runs the gateway: uvicorn, in one process or in several that share a socket."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools

@@ -1,8 +1,6 @@
 """The decisions of a gateway's owner, and where the list of servers comes from: URLs, the addresses of a DNS name, or a
 file. The command line and a file fill them in."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence

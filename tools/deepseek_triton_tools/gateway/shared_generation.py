@@ -5,8 +5,6 @@ the context server has it. The context server holds the KV cache until a generat
 second request is sent in any case.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

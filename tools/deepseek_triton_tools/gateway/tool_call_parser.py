@@ -12,8 +12,6 @@ have a space at the same place. From V4's first block on only its calls are read
 them, and a value that is called JSON and is none stays as it is, as in deepseek-recipe 0.2.0.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

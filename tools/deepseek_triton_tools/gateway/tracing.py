@@ -1,7 +1,5 @@
 """OpenTelemetry: a span for each request, sent as OTLP over HTTP. Imported only where traces are asked for."""
 
-from __future__ import annotations
-
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider

@@ -3,8 +3,6 @@
 Each connection has one request at a time. It is what the gateway's cost of a chunk depends on most.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

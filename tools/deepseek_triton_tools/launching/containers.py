@@ -4,8 +4,6 @@ Compiled kernels are kept when a container ends. Without that every start compil
 a new shape wait for seconds (sgl-project/sglang#29170, NVIDIA/TensorRT-LLM pull request 16178).
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -8,8 +8,6 @@ LeaderWorkerSet NAME-SLICE-REVISION-ROLE of each role, where REVISION has 8 digi
 templates as they are, and adds its own. Leaders, and pods alone, have the label worker-index "0".
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

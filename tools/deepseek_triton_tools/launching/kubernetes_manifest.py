@@ -14,8 +14,6 @@ Triton's ORCA reports is in envoyproxy/envoy, source/extensions/load_balancing_p
 (3aab63a), and triton-inference-server/server, src/orca_http.cc (e1db8a6).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

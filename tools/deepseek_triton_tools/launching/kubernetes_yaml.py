@@ -3,8 +3,6 @@
 The repository's files are under keys without slashes, and are mounted at their paths.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -6,8 +6,6 @@ DeepSeek-R1's performance (clone, submodules, git-lfs, architectures), and the u
 tensorrtllm_backend (the stage tritonrelease).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ When a server is stopped, no part kills one that still drains. From the inside t
 tritonserver, the supervisor, mpirun, and the container's runtime or the kubelet.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ purpose only, in a folder that every node has at the same path. The ssh and sshd
 user stay unchanged.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

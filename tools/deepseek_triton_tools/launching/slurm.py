@@ -14,8 +14,6 @@ page on heterogeneous jobs says: only the backfill scheduler starts them, and a 
 --het-group names another.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@
 instance of vLLM over several nodes has no MPI: each node starts start.sh by itself, and vLLM brings them together.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -14,8 +14,6 @@ whether it is cancelled crashes the server (triton-inference-server/server#8192)
 taken first.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Mapping, Sequence

@@ -11,8 +11,6 @@ for a token that leaves by itself, most of it the response; 1.7 for each of 20 t
 response. Triton's own part of sending comes on top, some 20 microseconds in this process.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

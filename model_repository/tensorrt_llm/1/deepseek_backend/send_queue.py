@@ -1,7 +1,5 @@
 """The send queue: which request is served next, and what delivery knows of each, steps that nobody has taken too."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import threading
