@@ -61,6 +61,11 @@ def test_clients(simulated_server, program, last, scheme):
     assert run(program, url(simulated_server, scheme)).splitlines()[-1].startswith(last)
 
 
+def test_tritonclient(simulated_server):
+    address = url(simulated_server, "grpc").removeprefix("grpc://")
+    assert run("tritonclient_grpc.py", address).splitlines()[-1] == "asyncio: done"
+
+
 def test_a_batch_is_answered_and_resumed(simulated_server, tmp_path):
     answers = tmp_path / "answers.jsonl"
     run("batch.sh", url(simulated_server, "http"), answers)
@@ -89,6 +94,7 @@ ASKING = {"curl", "generate", "probe", "chat"}
 def at(server: ServerProcess, text: str) -> str:
     """What a page says, for this server in place of the one on the default ports."""
     text = re.sub(r"grpc://\w+:8001", url(server, "grpc"), text)
+    text = text.replace("localhost:8001", url(server, "grpc").removeprefix("grpc://"))
     return re.sub(r"(http://)?localhost:8000", url(server, "http"), text)
 
 

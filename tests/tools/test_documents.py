@@ -308,7 +308,9 @@ def _pip(argv):
 
 def _python(argv):
     """tests/live/test_tiny_model.py converts the checkpoint."""
-    if argv[1].startswith("tools/"):
+    if argv[1:3] == ["-m", "venv"]:
+        assert re.fullmatch(r"~/[a-z-]+", argv[3])
+    elif argv[1].startswith("tools/"):
         assert (ROOT / argv[1]).is_file()
     else:
         assert argv[1] == "supervise.py"
@@ -369,5 +371,5 @@ def _elsewhere(argv):
 PROGRAMS = {
     "deepseek-triton": _ours, "make": _make, "pip": _pip, "python3": _python, "bash": _bash, "mkdir": _really,
     "ssh-keygen": _really, "cp": _cp, "docker": _docker, "kubectl": _kubectl, "srun": _slurm, "scancel": _slurm,
-    "sbatch": _slurm, **dict.fromkeys(["curl", "cat", "aiperf", "perf_analyzer"], _elsewhere),
+    "sbatch": _slurm, **dict.fromkeys([".", "curl", "cat", "aiperf", "perf_analyzer"], _elsewhere),
 }  # fmt: skip
