@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check import codes
+from deepseek_triton_build.check import codes, scripts
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
 from deepseek_triton_build.check.documents import Document, read_written_yaml, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
@@ -53,20 +53,6 @@ from deepseek_triton_build.check.schema import (
     check_schema,
     triton_settings,
 )
-from deepseek_triton_build.check.scripts import (
-    PROGRAM_SCRIPTS,
-    QUICKSTART,
-    SCRIPT_SUFFIXES,
-    START_SCRIPT,
-    VISIBLE_GPUS,
-    VLLM,
-    Program,
-    ShellScript,
-    image_among,
-    read_script,
-    variable_problems,
-    vllm_variable_problems,
-)
 from deepseek_triton_build.check.shell_syntax import UNKNOWN, UNSEEN
 from deepseek_triton_build.check.shell_words import Word, Written, base_name
 from deepseek_triton_build.check.start_script import lost_exports
@@ -100,7 +86,7 @@ def is_program_folder(folder: Path) -> bool:
 
 def is_script(path: Path) -> bool:
     """Whether a file is meant for a shell."""
-    return path.suffix in SCRIPT_SUFFIXES and os.path.isfile(path)
+    return path.suffix in scripts.SCRIPT_SUFFIXES and os.path.isfile(path)
 
 
 def _script_names(folder: Path) -> list[str]:
@@ -109,12 +95,12 @@ def _script_names(folder: Path) -> list[str]:
         names = sorted(name for name in os.listdir(folder) if is_script(folder / name))
     except OSError:
         return []
-    named = [name for name in PROGRAM_SCRIPTS if name in names]
-    others = [name for name in names if name not in (*PROGRAM_SCRIPTS, START_SCRIPT, SCRIPT_NAME)]
-    return named + [name for name in others if _starts_engine(read_script(folder / name, name)[0])]
+    named = [name for name in scripts.PROGRAM_SCRIPTS if name in names]
+    others = [name for name in names if name not in (*scripts.PROGRAM_SCRIPTS, scripts.START_SCRIPT, SCRIPT_NAME)]
+    return named + [name for name in others if _starts_engine(scripts.read_script(folder / name, name)[0])]
 
 
-def _starts_engine(script: ShellScript | None) -> bool:
+def _starts_engine(script: scripts.ShellScript | None) -> bool:
     return script is not None and any(program.is_engine for program in script.programs)
 
 
@@ -124,18 +110,18 @@ def check_programs(path: Path, options: CheckOptions) -> list[ModelCheck]:
     folder = path if os.path.isdir(path) else path.parent
     yaml = path if path not in (folder, *([path] if is_script(path) else [])) else folder / YAML_NAME
     names = [path.name] if is_script(path) else [] if yaml.name == MODEL_YAML else _script_names(folder)
-    read = {name: read_script(folder / name, name) for name in names}
+    read = {name: scripts.read_script(folder / name, name) for name in names}
     if is_script(path) and not _starts_engine(read[path.name][0]):
-        beside = {name: read_script(folder / name, name) for name in _script_names(folder)}
+        beside = {name: scripts.read_script(folder / name, name) for name in _script_names(folder)}
         read = {name: one for name, one in beside.items() if one[0] and path.name in one[0].callers} or read
     if yaml == path:  # only the scripts that pass the file say something about it
         read = {name: one for name, one in read.items() if one[0] is not None and _passes(one[0], yaml.name)}
     checked: list[_ProgramCheck] = []
     for name, (script, findings) in read.items():
         started = [] if script is None else script.programs
-        engines: list[Program | None] = [program for program in started if program.is_engine]
+        engines: list[scripts.Program | None] = [program for program in started if program.is_engine]
         for program in engines or ([] if started else [None]):
-            check = _ServeCheck if program is not None and program.name == VLLM else _ProgramCheck
+            check = _ServeCheck if program is not None and program.name == scripts.VLLM else _ProgramCheck
             checked.append(
                 check(
                     folder=folder,
@@ -174,8 +160,8 @@ class _ProgramCheck(ModelCheck):
     yaml: Path
     name: str = ""
     """The script's name, also where it can't be read."""
-    script: ShellScript | None = None
-    program: Program | None = None
+    script: scripts.ShellScript | None = None
+    program: scripts.Program | None = None
     flags: ProgramFlags | None = None
     num_ranks: int | None = None
     """None where it is not known."""
@@ -200,7 +186,7 @@ class _ProgramCheck(ModelCheck):
         if not self.stamp.is_of_triton:
             self.findings += changed_files(self.stamp, self.folder, self.folder, "")
         if self.script is not None:
-            self.findings += variable_problems(self.script.variables, self.name)
+            self.findings += scripts.variable_problems(self.script.variables, self.name)
             self.findings += lost_exports(self.script, self.stamp, self.name)
         return read_recorded(self.folder, "")[0]
 
@@ -240,7 +226,7 @@ class _ProgramCheck(ModelCheck):
         """The container's image, as Program has it."""
         if self.program is None or self.script is None:
             return None
-        return self.program.image or image_among(self.script.batch_options)
+        return self.program.image or scripts.image_among(self.script.batch_options)
 
     def record_file(self, in_image: str | None) -> str:
         return RELEASE_RECORD if in_image is None else self.name
@@ -258,7 +244,7 @@ class _ProgramCheck(ModelCheck):
             self.unseen_config = _named(word) if document is None else ""
             return document
         is_used = any(program.hides_flags or program.flag(*YAML_FLAGS) for program in self.script.programs)
-        if self.program.name != QUICKSTART and is_there and not is_used:
+        if self.program.name != scripts.QUICKSTART and is_there and not is_used:
             message = f"{self.name} starts {self.program.name} without {self.yaml.name}"
             fix = f'write {YAML_FLAGS[0]} "$here/{self.yaml.name}" after {self.program.name}'
             self.findings.append(codes.UNUSED_ARGUMENTS.finding(message, fix, file=self.name))
@@ -396,7 +382,7 @@ class _ProgramCheck(ModelCheck):
         programs, none needs all of them."""
         if self.num_ranks is None:
             return
-        name, visible = (VISIBLE_GPUS, None) if self.program is None else self.program.gpus_shown
+        name, visible = (scripts.VISIBLE_GPUS, None) if self.program is None else self.program.gpus_shown
         self.findings += hidden_gpus(visible, self.num_ranks, self.known.gpu, way, file=self.name, name=name)
         gpus, shown = self.known.num_gpus, visible_gpus(visible)
         several = self.script is not None and len([one for one in self.script.programs if one.is_engine]) > 1
@@ -418,7 +404,7 @@ class _ServeCheck(_ProgramCheck):
         )
         self.version = version.version
         self.findings += unsure
-        self.findings += vllm_variable_problems(script, version, as_flag)
+        self.findings += scripts.vllm_variable_problems(script, version, as_flag)
         flags = read_vllm_flags(script, program, version)
         word = program.flag("--config")
         document = None if word is None else self.passed(word)
@@ -464,14 +450,14 @@ def _named(word: Word) -> str:
     return word.text if word.is_known else f"its YAML file (line {word.line})"
 
 
-def _passes(script: ShellScript, name: str) -> bool:
+def _passes(script: scripts.ShellScript, name: str) -> bool:
     """Whether a script passes a YAML file of that name, or a copy of it under a name that is made when it runs."""
     words = [word for program in script.programs if (word := program.flag(*YAML_FLAGS)) is not None]
     names = {base_name(word.text) for word in words}
     return name in names or (any("$" in one for one in names) and name in {match[0] for match in _yaml_names(script)})
 
 
-def _yaml_names(script: ShellScript) -> Iterator[re.Match[str]]:
+def _yaml_names(script: scripts.ShellScript) -> Iterator[re.Match[str]]:
     return (match for command in script.commands for word in command if (match := _YAML_NAME.search(word.text)))
 
 

@@ -6,16 +6,9 @@ from typing import Any, NamedTuple
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, key_name
-from deepseek_triton_build.data import spelling, type_strings
+from deepseek_triton_build.data import setting_types, spelling, type_strings
 from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.releases import READABLE_RELEASES, RELEASES, Field, LlmClass, Release, load_release
-from deepseek_triton_build.data.setting_types import (
-    BACKEND_SETTINGS,
-    WARMUP_SETTINGS,
-    bounded_type,
-    sampling_problem,
-    warmup_problem,
-)
 from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr
 
@@ -61,7 +54,7 @@ def ignored_arguments(document: Document, engine: str) -> CheckedArguments:
         if name in ("model", TRITON_SECTION):
             continue
         message = f"{name} has no effect: of the LLM arguments, the {engine} engine takes only model"
-        is_ours = name in BACKEND_SETTINGS
+        is_ours = name in setting_types.BACKEND_SETTINGS
         fix = f"indent it, so that it stands under {TRITON_SECTION}" if is_ours else "remove it"
         findings.append(document.finding(codes.IGNORED_KEY, name, message, fix))
     return CheckedArguments(findings=findings)
@@ -100,7 +93,7 @@ class _SchemaWalk:
             self.check_subsection(key, value, row)
             return
         keys = [name for kind in row.sections for name in self.release.classes[kind].fields]
-        if problem := value_problem(value, bounded_type(key, row.type), keys):
+        if problem := value_problem(value, setting_types.bounded_type(key, row.type), keys):
             self.add(problem.code, key, problem.message, problem.fix)
             self.checked.unknown |= spelling.canonical({key: value}, self.release.version).keys()
         else:
@@ -170,7 +163,7 @@ class _SchemaWalk:
             self.add(codes.WRONG_KEY, key, message, edit_instruction({key: value}))
             return
         is_settled = all(cls.complete for cls in classes)
-        if not prefix and TRITON_SECTION in self.other_sections and name in BACKEND_SETTINGS:
+        if not prefix and TRITON_SECTION in self.other_sections and name in setting_types.BACKEND_SETTINGS:
             fix: str | None = f"indent it, so that it stands under {TRITON_SECTION}"
         else:
             known = () if "." in name else [known for cls in classes for known in cls.fields]
@@ -331,7 +324,7 @@ def check_triton_config(
         message = f"expected a section, found {short_repr(section)}"
         yield document.finding(codes.WRONG_SETTING_VALUE, TRITON_SECTION, message, "write its keys below it")
         return
-    settings = BACKEND_SETTINGS if is_ours else _UPSTREAM_SETTINGS
+    settings = setting_types.BACKEND_SETTINGS if is_ours else _UPSTREAM_SETTINGS
     for key, value in (section or {}).items():
         if key in settings:
             if not type_strings.fits(value, settings[key]):
@@ -349,8 +342,10 @@ def check_triton_config(
     if is_ours:
         sampling, warmup = ((section or {}).get(name) for name in ("default_sampling", "warmup"))
         fields = contract().SAMPLING_BY_NAME
-        yield from _check_entries(document, "default_sampling", sampling, fields, sampling_problem)
-        yield from _check_entries(document, "warmup", warmup, WARMUP_SETTINGS, warmup_problem)
+        yield from _check_entries(document, "default_sampling", sampling, fields, setting_types.sampling_problem)
+        yield from _check_entries(
+            document, "warmup", warmup, setting_types.WARMUP_SETTINGS, setting_types.warmup_problem
+        )
         if isinstance(warmup, dict) and "shapes" not in warmup:
             fix = "write shapes: [[1, 64]], or warmup: null"
             key = f"{TRITON_SECTION}.warmup"

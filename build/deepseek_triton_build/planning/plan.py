@@ -20,17 +20,10 @@ from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.data import releases
 from deepseek_triton_build.data.catalog import PRECISIONS, Gpu, KnownCheckpoint, Variant, find_variant, gpus, title_of
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
-from deepseek_triton_build.data.releases import (
-    CANDIDATES,
-    DEFAULT_RELEASE,
-    Release,
-    find_dynamo,
-    image_name,
-    release_image_name,
-)
 from deepseek_triton_build.data.vllm import VllmVersion, vllm_image_name, vllm_since
 from deepseek_triton_build.planning.backend_settings import backend_settings, embedded_settings, holds_or_lies_in
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
@@ -74,7 +67,7 @@ class Plan:
     layout: Layout = _ONE_GPU
     num_nodes: int = 1
     gpu: Gpu | None = None
-    release: Release | None = None
+    release: releases.Release | None = None
     vllm: VllmVersion | None = None
     checkpoint: KnownCheckpoint | None = None
     profile: Profile | None = None
@@ -122,7 +115,7 @@ class Plan:
         if self.release is None or not self.release.containers:
             return None
         asked, known = self.request.container, self.release.containers
-        return image_name(asked if asked in known else known[0])
+        return releases.image_name(asked if asked in known else known[0])
 
     def image_for(self, format: str) -> str | None:
         """The container to run a format's script in. TensorRT-LLM's own has its examples and benchmarks, too; vLLM has
@@ -130,10 +123,10 @@ class Plan:
         if self.vllm is not None and format != "triton" and self.request.container is None:
             return f"vllm/vllm-openai:v{self.vllm.version}"
         if format == "dynamo":
-            return find_dynamo(self.request.dynamo).image
+            return releases.find_dynamo(self.request.dynamo).image
         if format == "triton" or self.release is None or self.request.container is not None:
             return self.image
-        return release_image_name(self.release.version)
+        return releases.release_image_name(self.release.version)
 
     @property
     def gpus_per_node(self) -> int:
@@ -327,7 +320,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=nearest_above),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],
-        "release": [*({variant.min_release} & {*CANDIDATES}), DEFAULT_RELEASE],
+        "release": [*({variant.min_release} & {*releases.CANDIDATES}), releases.DEFAULT_RELEASE],
         "vllm": [vllm_since(variant.min_vllm)] if request.vllm else [],
         "profile": [variant.profile or DEFAULT_PROFILE],
         "allow_unpublished": [True] if request.engine != "vllm" else [],

@@ -7,31 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from deepseek_triton_build.arithmetic.gpu_memory import (
-    GIB,
-    GPU_COUNTS,
-    Layout,
-    divides_experts,
-    minimum_gpus,
-    weight_bytes_per_gpu,
-)
+from deepseek_triton_build.arithmetic import gpu_memory
 from deepseek_triton_build.arithmetic.weights import weights
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.catalog import (
-    Architecture,
-    Gpu,
-    KnownCheckpoint,
-    Precision,
-    Variant,
-    cut_architecture,
-    find_gpu,
-    find_precision,
-    find_variant,
-    title_of,
-    variant_of_folder,
-    variant_of_model,
-    variants,
-)
+from deepseek_triton_build.data import catalog
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload, find_profile
 from deepseek_triton_build.data.releases import CANDIDATES, RELEASES, Release, load_release
 from deepseek_triton_build.data.vllm import VllmVersion
@@ -66,15 +45,15 @@ class PlannedModel:
     """Which weights a plan is for, on which GPU, tuned for what."""
 
     request: PlanRequest
-    variant: Variant
-    architecture: Architecture
-    checkpoint: KnownCheckpoint
-    gpu: Gpu
+    variant: catalog.Variant
+    architecture: catalog.Architecture
+    checkpoint: catalog.KnownCheckpoint
+    gpu: catalog.Gpu
     profile: Profile
 
     @property
     def title(self) -> str:
-        return title_of(self.variant, self.checkpoint)
+        return catalog.title_of(self.variant, self.checkpoint)
 
     @property
     def precision(self) -> str:
@@ -122,10 +101,10 @@ class VllmTarget(_Placed):
     data_parallel: bool
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> gpu_memory.Layout:
         stages = self.request.pipeline_parallel_size
         ranks = self.num_gpus // stages
-        return Layout(
+        return gpu_memory.Layout(
             tensor_parallel_size=ranks,
             expert_parallel_size=ranks,
             pipeline_parallel_size=stages,
@@ -183,7 +162,7 @@ def resolve_model(request: PlanRequest) -> PlannedModel:
     :raises UnknownNameError: for an unknown name.
     :raises RefusedPlanError: for what does not go together under any settings.
     """
-    variant = find_variant(request.variant)
+    variant = catalog.find_variant(request.variant)
     for name, value in dataclasses.asdict(request.workload).items():
         if value is not None and value < 1:
             said = f"{name} {value}: expected a whole number from 1"
@@ -195,18 +174,18 @@ def resolve_model(request: PlanRequest) -> PlannedModel:
             f"{variant.name} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)",
             suggestion={"gpu": "h200"},
         )
-    gpu = find_gpu(request.gpu)
+    gpu = catalog.find_gpu(request.gpu)
     profile = _profile(request, variant)
-    usual: Precision = "fp4" if gpu.sm >= 100 and "fp4" in variant.checkpoints else "fp8"
+    usual: catalog.Precision = "fp4" if gpu.sm >= 100 and "fp4" in variant.checkpoints else "fp8"
     if "mxfp4" in variant.checkpoints:
         usual = "mxfp4"
-    precision = find_precision(request.precision) if request.precision else usual
+    precision = catalog.find_precision(request.precision) if request.precision else usual
     checkpoint = _checkpoint(variant, precision, request)
     assert variant.architecture is not None  # every variant with checkpoints has one
     # A checkpoint in a folder here may have fewer layers or experts than the whole model.
     config = Path(request.model or "", "config.json")
     is_here = request.model and os.path.isfile(config)
-    cut = cut_architecture(read_json_object(config), variant.architecture) if is_here else None
+    cut = catalog.cut_architecture(read_json_object(config), variant.architecture) if is_here else None
     if cut is not None and request.mtp and not cut.num_mtp_layers:
         cause = f"mtp {request.mtp}: the checkpoint was cut without its MTP layer"
         raise RefusedPlanError(cause, suggestion={"mtp": 0})
@@ -234,7 +213,7 @@ def refuse_uneven_stages(num_gpus: int, stages: int) -> None:
         raise RefusedPlanError(cause, fix=f"use a divisor of {num_gpus}")
 
 
-def refuse_part_of_a_node(num_gpus: int, gpu: Gpu) -> None:
+def refuse_part_of_a_node(num_gpus: int, gpu: catalog.Gpu) -> None:
     if max(gpu.nvlink_domain, gpu.gpus_per_node) < num_gpus and num_gpus % gpu.gpus_per_node:
         raise RefusedPlanError(
             f"{num_gpus} x {gpu.name} is not a whole number of nodes ({gpu.gpus_per_node} GPUs each)"
@@ -260,11 +239,11 @@ def refuse(found: Iterable[tuple[Code, Violation]], *, also: Collection[str] = (
         raise RefusedPlanError(causes, fix="; ".join(dict.fromkeys(violation.fix for _, violation in errors)))
 
 
-def _profile(request: PlanRequest, variant: Variant) -> Profile:
+def _profile(request: PlanRequest, variant: catalog.Variant) -> Profile:
     """Return the profile asked for; the default is the variant's own, where it has one."""
     is_default = request.profile == DEFAULT_PROFILE
     profile = find_profile(variant.profile if variant.profile and is_default else request.profile)
-    owners = [entry.name for entry in variants().values() if entry.profile == profile.name]
+    owners = [entry.name for entry in catalog.variants().values() if entry.profile == profile.name]
     if variant.profile and variant.name not in owners:
         cause = f"{variant.name} has one profile, {variant.profile}; {profile.name} is for the models at full size"
         raise RefusedPlanError(cause, fix="leave --profile out")
@@ -273,14 +252,16 @@ def _profile(request: PlanRequest, variant: Variant) -> Profile:
     return profile
 
 
-def _checkpoint(variant: Variant, precision: Precision, request: PlanRequest) -> KnownCheckpoint:
+def _checkpoint(
+    variant: catalog.Variant, precision: catalog.Precision, request: PlanRequest
+) -> catalog.KnownCheckpoint:
     """Return the published checkpoint, or the user's own with sizes from the model's shapes.
 
     The request's `model` says which of several published ones it is, by its Hugging Face name or a folder called like
     it. When it is a folder on this machine, its hf_quant_config.json gives the KV cache's dtype.
     """
     model = request.model
-    named = (variant_of_model(model) or variant_of_folder(model)) if model else None
+    named = (catalog.variant_of_model(model) or catalog.variant_of_folder(model)) if model else None
     if named is not None and named[0] is variant and named[1].precision == precision:
         return dataclasses.replace(named[1], **_quantization_here(model))
     if precision in variant.checkpoints:
@@ -305,7 +286,7 @@ def _checkpoint(variant: Variant, precision: Precision, request: PlanRequest) ->
             f"{variant.name} has no {precision} weights; they are {stored}", fix="choose one of them"
         )
     # Of any other precision a rule says why it can't work, whoever made the weights.
-    own = variant.own_checkpoints.get(precision) or KnownCheckpoint(
+    own = variant.own_checkpoints.get(precision) or catalog.KnownCheckpoint(
         precision=precision,
         model="",
         weight_bytes=0,
@@ -336,9 +317,11 @@ def _quantization_here(model: str | None) -> Mapping[str, Any]:
 def _size(model: PlannedModel) -> tuple[int, Recipe]:
     """Return the number of GPUs of one instance, and the recipe for them."""
     request, profile, gpu = model.request, model.profile, model.gpu
-    fits = minimum_gpus(gpu, model.architecture, model.checkpoint)
+    fits = gpu_memory.minimum_gpus(gpu, model.architecture, model.checkpoint)
     if fits is None:
-        raise RefusedPlanError(f"{model.variant.name} ({model.precision}) does not fit {GPU_COUNTS[-1]} x {gpu.name}")
+        raise RefusedPlanError(
+            f"{model.variant.name} ({model.precision}) does not fit {gpu_memory.GPU_COUNTS[-1]} x {gpu.name}"
+        )
     is_whole = model.architecture == model.variant.architecture
     fewest = fits
     # What is published is about whole models at full size.
@@ -350,7 +333,11 @@ def _size(model: PlannedModel) -> tuple[int, Recipe]:
         raise RefusedPlanError(f"profile {profile.name} has no recipe for {model.precision} on {gpu.name}")
     num_gpus = request.num_gpus or max(fewest, (usual.num_gpus or 0) if is_whole else 0)
     a, stages = model.architecture, max(1, model.request.pipeline_parallel_size)
-    even = [count for count in GPU_COUNTS if divides_experts(a, model.precision, max(1, count // stages))]
+    even = [
+        count
+        for count in gpu_memory.GPU_COUNTS
+        if gpu_memory.divides_experts(a, model.precision, max(1, count // stages))
+    ]
     if num_gpus not in even:
         cause = f"{num_gpus} GPUs can't share {a.num_heads} attention heads and {a.num_routed_experts} experts evenly"
         raise RefusedPlanError(cause, fix=f"use {', '.join(map(str, even))}")
@@ -362,9 +349,9 @@ def _size(model: PlannedModel) -> tuple[int, Recipe]:
 
 def _too_few(num_gpus: int, fits: int, fewest: int, model: PlannedModel) -> str:
     gpu = model.gpu
-    layout = Layout(tensor_parallel_size=num_gpus, expert_parallel_size=num_gpus)
-    share = weight_bytes_per_gpu(model.architecture, model.checkpoint, layout, mtp=False) / GIB
-    what, memory = f"{model.variant.name} ({model.precision}) on {num_gpus} x {gpu.name}", gpu.memory / GIB
+    layout = gpu_memory.Layout(tensor_parallel_size=num_gpus, expert_parallel_size=num_gpus)
+    share = gpu_memory.weight_bytes_per_gpu(model.architecture, model.checkpoint, layout, mtp=False) / gpu_memory.GIB
+    what, memory = f"{model.variant.name} ({model.precision}) on {num_gpus} x {gpu.name}", gpu.memory / gpu_memory.GIB
     if num_gpus >= fits:
         return (
             f"{what} fits by arithmetic (weights take {share:.1f} of {memory:.1f} GiB a GPU) but is not published: "

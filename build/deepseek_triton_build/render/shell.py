@@ -20,14 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_build.data.planned_settings import (
-    ENGINE_FAMILIES,
-    ENGINE_NAMES,
-    HUB_FAMILY,
-    OF_ONE_NODE,
-    SURROUNDINGS,
-    is_for_every_rank,
-)
+from deepseek_triton_build.data import planned_settings
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.text import (
     LINE_WIDTH,
@@ -116,11 +109,11 @@ def quoted(value: Any) -> str:
 
 def engine_values() -> dict[str, Any]:
     """Return what a script needs to find the variables that are set for the engine."""
-    names = [*(f'"${{!{family}@}}"' for family in ENGINE_FAMILIES), *ENGINE_NAMES]
+    names = [*(f'"${{!{family}@}}"' for family in planned_settings.ENGINE_FAMILIES), *planned_settings.ENGINE_NAMES]
     return {
         "engine_rows": textwrap.wrap(" ".join(names), LINE_WIDTH - 2, break_long_words=False, break_on_hyphens=False),
-        "of_one_node": " or ".join(OF_ONE_NODE),
-        "of_one_node_pattern": " | ".join(OF_ONE_NODE),
+        "of_one_node": " or ".join(planned_settings.OF_ONE_NODE),
+        "of_one_node_pattern": " | ".join(planned_settings.OF_ONE_NODE),
     }
 
 
@@ -134,7 +127,7 @@ def rank_values(plan: Plan, options: Sequence[str] = (), forwarded: Sequence[str
     :param forwarded: further variables for the ranks of other nodes.
     """
     mpirun = [word for word in release_of(plan).record["mpi"]["ranks"] if word not in ("-n", "{world_size}")]
-    own = [variable.name for variable in plan.environment if not is_for_every_rank(variable.name)]
+    own = [variable.name for variable in plan.environment if not planned_settings.is_for_every_rank(variable.name)]
     return {
         **engine_values(),
         "several_nodes": plan.num_nodes > 1,
@@ -142,7 +135,9 @@ def rank_values(plan: Plan, options: Sequence[str] = (), forwarded: Sequence[str
         "gpus_per_node": plan.gpus_per_node,
         "world_size": plan.world_size,
         "mpirun": " ".join([*mpirun, *options]),
-        "forwarded": " ".join([*SURROUNDINGS, f'"${{!{HUB_FAMILY}@}}"', *forwarded, *own]),
+        "forwarded": " ".join(
+            [*planned_settings.SURROUNDINGS, f'"${{!{planned_settings.HUB_FAMILY}@}}"', *forwarded, *own]
+        ),
     }
 
 

@@ -38,16 +38,7 @@ try:
 except (ImportError, RuntimeError) as exc:  # tritonclient without its grpc extra raises RuntimeError
     raise ImportError("grpc:// URLs need one more package: pip install 'tritonclient[grpc]'") from exc
 
-from deepseek_triton_client._grpc.grpc_channel import (
-    AsyncioChannel,
-    BlockingChannel,
-    GrpcCall,
-    GrpcChannel,
-    check_headers,
-    credentials,
-    from_rpc_error,
-    options,
-)
+from deepseek_triton_client._grpc import grpc_channel
 
 _SERVICE = "/inference.GRPCInferenceService/"
 
@@ -69,12 +60,14 @@ class GrpcTransport:
 
         :raises InvalidRequest: for settings that gRPC can't have.
         """
-        check_headers(tuple(settings.headers))
-        new_channel: type[GrpcChannel] = AsyncioChannel if is_asyncio else BlockingChannel
+        grpc_channel.check_headers(tuple(settings.headers))
+        new_channel: type[grpc_channel.GrpcChannel] = (
+            grpc_channel.AsyncioChannel if is_asyncio else grpc_channel.BlockingChannel
+        )
         self._channel = new_channel(
             f"dns:///{endpoint.address}",  # with its scheme, or gRPC would look for one in the host's name
-            options=options(settings),
-            credentials=credentials(settings.tls) if endpoint.is_tls else None,
+            options=grpc_channel.options(settings),
+            credentials=grpc_channel.credentials(settings.tls) if endpoint.is_tls else None,
         )
         self._endpoint = endpoint
         self._new_transport = new_transport
@@ -125,7 +118,7 @@ class GrpcTransport:
     async def close(self) -> None:
         await self._channel.close()
 
-    def call(self, method: str, request: bytes, timeout_s: float | None = None) -> GrpcCall:
+    def call(self, method: str, request: bytes, timeout_s: float | None = None) -> grpc_channel.GrpcCall:
         metadata = self._settings.request_headers()
         return self._channel.call(_SERVICE + method, request, metadata=metadata, timeout_s=timeout_s)
 
@@ -133,9 +126,9 @@ class GrpcTransport:
         """Return the error, and note what it says about the connection."""
         if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
             self.connected = error.code() is not grpc.StatusCode.UNAVAILABLE
-        return from_rpc_error(error, is_query=is_query)
+        return grpc_channel.from_rpc_error(error, is_query=is_query)
 
-    async def answer(self, call: GrpcCall, timeout_s: float | None) -> bytes:
+    async def answer(self, call: grpc_channel.GrpcCall, timeout_s: float | None) -> bytes:
         """Return the response of a call with one response, which generates nothing and has this limit."""
         try:
             data = await call.read()
@@ -163,8 +156,8 @@ class GrpcStream:
         self._transport = transport
         self._request = request
         self._connect_s = connect_s
-        self._call: GrpcCall | None = None
-        self._responses: GrpcCall | None = None
+        self._call: grpc_channel.GrpcCall | None = None
+        self._responses: grpc_channel.GrpcCall | None = None
         self._num_received = 0
         self._final = False
         """Whether the server has said that no response follows; it ends the stream at once then."""
@@ -235,7 +228,7 @@ class GrpcStream:
             if self._cancelled or not self._transport.connected:
                 raise
 
-    def _remember(self, call: GrpcCall) -> GrpcCall:
+    def _remember(self, call: grpc_channel.GrpcCall) -> grpc_channel.GrpcCall:
         """Remember the call for `interrupt`, or cancel it if `interrupt` came before."""
         self._call = call
         if self._cancelled:

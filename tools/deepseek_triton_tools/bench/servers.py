@@ -22,28 +22,20 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from deepseek_triton_client import Client, DeepseekTritonError, InvalidRequest, ServerUnavailable, Timeouts, Tls
+from deepseek_triton_tools.bench import targets
 from deepseek_triton_tools.bench.result import MetricSummary, RequestRecord
-from deepseek_triton_tools.bench.targets import (
-    BenchAnswer,
-    BenchPrompt,
-    Endpoint,
-    RunClock,
-    TargetSettings,
-    client_arguments,
-    counted_chunks,
-)
 from deepseek_triton_tools.tool_errors import ToolError
 
 _LIMIT_S = 10
 _LONG_FACTS = ("chat_template", "fields")
 
 
-def endpoint_of(urls: Sequence[str], kind: str | None) -> Endpoint:
+def endpoint_of(urls: Sequence[str], kind: str | None) -> targets.Endpoint:
     """Tell what kind of servers these are. Raises ToolError for a mixture, and for the address of a model."""
     for url in urls:
         if "/v2/models" in url:
             raise ToolError(f"expected the server's own address, got {url}; name a model with --model", exit_code=2)
-    kinds: set[Endpoint] = set()
+    kinds: set[targets.Endpoint] = set()
     for url in urls:
         if kind == "openai" or (kind is None and url.startswith("http") and url.rstrip("/").endswith("/v1")):
             kinds.add("openai")
@@ -54,7 +46,7 @@ def endpoint_of(urls: Sequence[str], kind: str | None) -> Endpoint:
     return kinds.pop()
 
 
-def first_openai_model(target: TargetSettings) -> str:
+def first_openai_model(target: targets.TargetSettings) -> str:
     """Return the name of the first model that an OpenAI endpoint lists. Raises ToolError."""
     url = f"{target.urls[0].rstrip('/')}/models"
     try:
@@ -72,7 +64,7 @@ def first_openai_model(target: TargetSettings) -> str:
         raise ToolError(f"{url}: expected a list of models; name one with --model") from error
 
 
-def _document(url: str, target: TargetSettings) -> Any:
+def _document(url: str, target: targets.TargetSettings) -> Any:
     """Return the JSON at `url`. Raises OSError, of which URLError is one, and ValueError."""
     request = urllib.request.Request(url)
     if target.token:
@@ -86,7 +78,7 @@ def _document(url: str, target: TargetSettings) -> Any:
         raise
 
 
-def model_facts(target: TargetSettings) -> Mapping[str, Any]:
+def model_facts(target: targets.TargetSettings) -> Mapping[str, Any]:
     """Return what our backend says of the model, or our gateway at `/tokenizer_info`; nothing for other servers.
 
     :raises DeepseekTritonError: when the server can't be reached.
@@ -101,7 +93,7 @@ def model_facts(target: TargetSettings) -> Mapping[str, Any]:
         sizes = {"vocab_size": facts.get("vocab_size"), "max_seq_len": facts.get("model_max_length")}
         return {name: value for name, value in sizes.items() if type(value) is int and value > 0}
     try:
-        with Client(target.urls[0], **client_arguments(target)) as client:
+        with Client(target.urls[0], **targets.client_arguments(target)) as client:
             facts = client.model_info()
     except InvalidRequest:
         if target.endpoint == "triton-http" and url.startswith("http"):
@@ -112,12 +104,12 @@ def model_facts(target: TargetSettings) -> Mapping[str, Any]:
     return {name: value for name, value in facts.items() if name not in _LONG_FACTS}
 
 
-def token_counts(target: TargetSettings, texts: Sequence[str]) -> list[int]:
+def token_counts(target: targets.TargetSettings, texts: Sequence[str]) -> list[int]:
     """Let the first server count the tokens of texts. Raises ToolError where it can't."""
     if target.endpoint == "openai":
         raise ToolError("an OpenAI endpoint can't count the tokens of this dataset: give --osl", exit_code=2)
     try:
-        with Client(target.urls[0], **client_arguments(target)) as client:
+        with Client(target.urls[0], **targets.client_arguments(target)) as client:
             return [len(client.tokenize(text)) for text in texts]
     except ServerUnavailable:
         raise
@@ -247,7 +239,7 @@ _LIMIT_REASONS = {"stop", "length", "tool_calls"}
 class OpenAITarget:
     """See `BenchTarget`. Token ids are sent to /completions; chats to /chat/completions."""
 
-    def __init__(self, settings: TargetSettings, url: str, now: RunClock) -> None:
+    def __init__(self, settings: targets.TargetSettings, url: str, now: targets.RunClock) -> None:
         """Call it in a running event loop."""
         self._url = f"{url.rstrip('/')}/{'chat/completions' if settings.chat else 'completions'}"
         self._now = now
@@ -262,8 +254,8 @@ class OpenAITarget:
         )
 
     async def ask(
-        self, prompt: BenchPrompt, fields: Mapping[str, Any], record: RequestRecord, *, keep_ids: bool
-    ) -> BenchAnswer:
+        self, prompt: targets.BenchPrompt, fields: Mapping[str, Any], record: RequestRecord, *, keep_ids: bool
+    ) -> targets.BenchAnswer:
         record.url, record.sent_s = self._url, self._now()
         usage = {"include_usage": True} | ({} if self._counts_each_chunk is False else {"continuous_usage_stats": True})
         body = {**self._body, self._content: prompt, **fields, "stream_options": usage}
@@ -291,7 +283,7 @@ class OpenAITarget:
             self._counts_each_chunk = False
             record.outcome, record.error = "completed", ""
             return await self.ask(prompt, fields, record, keep_ids=keep_ids)
-        return BenchAnswer("".join(answer.text))
+        return targets.BenchAnswer("".join(answer.text))
 
     async def close(self) -> None:
         await self._session.close()
@@ -300,7 +292,7 @@ class OpenAITarget:
 class _StreamedAnswer:
     """The events of one answer, as they come."""
 
-    def __init__(self, now: RunClock) -> None:
+    def __init__(self, now: targets.RunClock) -> None:
         self._now = now
         self.text: list[str] = []
         self._times: list[float] = []
@@ -340,7 +332,9 @@ class _StreamedAnswer:
         record.num_input_tokens = self._usage.get("prompt_tokens") or 0
         record.num_cached_tokens = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         record.num_output_tokens = self.num_tokens
-        record.chunk_s, record.chunk_tokens = counted_chunks(self._times, self._tokens, record.num_output_tokens)
+        record.chunk_s, record.chunk_tokens = targets.counted_chunks(
+            self._times, self._tokens, record.num_output_tokens
+        )
         record.finish_reason = self._finish_reason
         if record.outcome == "completed" and (self._error or not self._ended):
             record.outcome, record.error = "failed", _one_line(self._error or "the stream ended without [DONE]")
@@ -368,7 +362,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> str:
     return _one_line(f"{response.status}: {text}")
 
 
-def tls_of(settings: TargetSettings) -> ssl.SSLContext | Literal[True]:
+def tls_of(settings: targets.TargetSettings) -> ssl.SSLContext | Literal[True]:
     """Return a context for the settings' certificates; True: the usual one."""
     if not settings.ca and not settings.certificate:
         return True

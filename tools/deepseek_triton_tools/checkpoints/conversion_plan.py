@@ -12,18 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 from deepseek_triton_build.check import is_v4
 from deepseek_triton_build.text import first_names
+from deepseek_triton_tools.checkpoints import number_formats
 from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales, missing_scales
 from deepseek_triton_tools.checkpoints.folder_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
-from deepseek_triton_tools.checkpoints.number_formats import (
-    BLOCK,
-    GROUP,
-    SCALES,
-    Format,
-    StoredWeight,
-    is_weight,
-    scales_shape,
-    weight_of,
-)
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, dealt, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, config_number, in_order, layer_of
 from deepseek_triton_tools.tool_errors import CheckpointError
@@ -48,7 +39,7 @@ _FP8_CONFIG = {
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
     "quant_method": "fp8",
-    "weight_block_size": [BLOCK, BLOCK],
+    "weight_block_size": [number_formats.BLOCK, number_formats.BLOCK],
 }
 _PLAIN, _QUANTIZED = ("BF16", "F16", "F32", "F64"), ("F8_E4M3", "I8")
 _MOST_NAMED = 3
@@ -71,8 +62,8 @@ class ConversionOptions:
 class TensorJob:
     """One tensor of the checkpoint and what becomes of it."""
 
-    weight: StoredWeight
-    written_as: Format
+    weight: number_formats.StoredWeight
+    written_as: number_formats.Format
     outputs: tuple[OutputTensor, ...]
     """The tensor, and its scales where it is written as FP8 or INT4."""
 
@@ -144,7 +135,7 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
     for name in sorted(source, key=in_order):
         layer = layer_of(name)
         is_dropped = layer is not None and layer >= num_layers and not options.keep_mtp
-        if is_dropped or not is_weight(source, name):
+        if is_dropped or not number_formats.is_weight(source, name):
             continue
         try:
             jobs.append(_job(source, name, num_layers, options))
@@ -178,7 +169,7 @@ def _job(source: StoredTensors, name: str, num_layers: int, options: ConversionO
             f"{name}: expected FP8 in blocks, W4AFP8 or {', '.join(_PLAIN)}, found {tensor.dtype}; other "
             "quantizations, such as NVFP4 and AWQ, are not converted"
         )
-    weight = weight_of(source, name)
+    weight = number_formats.weight_of(source, name)
     written_as = _written_as(weight, num_layers, options)
     if written_as == "plain":
         dtype = tensor.dtype if weight.format == "plain" else "BF16"
@@ -186,14 +177,18 @@ def _job(source: StoredTensors, name: str, num_layers: int, options: ConversionO
     if len(weight.shape) != 2:
         raise CheckpointError(f"{name}: expected a matrix, found the shape {list(tensor.shape)}")
     rows, columns = weight.shape
-    if written_as == "int4" and columns % GROUP:
-        raise CheckpointError(f"{name}: expected a multiple of {GROUP} columns for INT4, found {columns:,}")
+    if written_as == "int4" and columns % number_formats.GROUP:
+        raise CheckpointError(
+            f"{name}: expected a multiple of {number_formats.GROUP} columns for INT4, found {columns:,}"
+        )
     values = ("I8", (rows, columns // 2)) if written_as == "int4" else ("F8_E4M3", (rows, columns))
-    scales = OutputTensor(name + SCALES, "F32", scales_shape(weight.shape, written_as))
+    scales = OutputTensor(name + number_formats.SCALES, "F32", number_formats.scales_shape(weight.shape, written_as))
     return TensorJob(weight, written_as, (OutputTensor(name, *values), scales))
 
 
-def _written_as(weight: StoredWeight, num_layers: int, options: ConversionOptions) -> Format:
+def _written_as(
+    weight: number_formats.StoredWeight, num_layers: int, options: ConversionOptions
+) -> number_formats.Format:
     if options.target == "bf16":
         return "plain"
     name = weight.stored.name

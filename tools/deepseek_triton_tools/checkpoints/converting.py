@@ -27,38 +27,21 @@ from typing import Any
 import numpy as np
 
 from deepseek_triton_build.check import INDEX
+from deepseek_triton_tools.checkpoints import number_formats
 from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard, TensorJob
 from deepseek_triton_tools.checkpoints.folder_files import CONFIG, CONVERSION, companion_files, free_bytes
-from deepseek_triton_tools.checkpoints.number_formats import (
-    BLOCK,
-    Floats,
-    bfloat16_of,
-    dequantize_blocks,
-    dequantize_groups,
-    float32_of,
-    int4_of_fp8,
-    quantize_blocks,
-    quantize_int4,
-)
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
 from deepseek_triton_tools.checkpoints.stored_tensors import Array
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.host.whole_file import sweep, whole_file
-from deepseek_triton_tools.repository.checkpoint_manifest import (
-    CheckpointManifest,
-    FileRecord,
-    read_manifest,
-    record_of,
-    source_of,
-    write_manifest,
-)
+from deepseek_triton_tools.repository import checkpoint_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 _PLAN = "plan.json"
 _ROOM = 2**30
 """Bytes that stay free beside the output."""
 # Rows that are computed at once. Larger pieces do not stay in a processor's cache.
-_ROWS = 2 * BLOCK
+_ROWS = 2 * number_formats.BLOCK
 _TURN_S = 0.2
 """The longest time from one report of progress to the next."""
 Say = Callable[[int], object]
@@ -232,7 +215,7 @@ def _write_shard(output: Path, shard: OutputShard, say: Say) -> None:
                 for values, num_read in run_job(job):
                     writer.write(values)
                     say(num_read)
-            record = FileRecord(writer.size, writer.finish())
+            record = checkpoint_manifest.FileRecord(writer.size, writer.finish())
             _write_json(output / CONVERSION / f"{shard.name}.json", asdict(record))
     except (CheckpointError, BrokenPipeError, ConnectionResetError):
         raise
@@ -242,7 +225,7 @@ def _write_shard(output: Path, shard: OutputShard, say: Say) -> None:
         raise CheckpointError(f"{output}: {type(error).__name__}: {error}") from error
 
 
-def _record(output: Path, shard: OutputShard) -> FileRecord | None:
+def _record(output: Path, shard: OutputShard) -> checkpoint_manifest.FileRecord | None:
     """The record of a file that is done; None of one that is not."""
     try:
         record = json.loads((output / CONVERSION / f"{shard.name}.json").read_text(encoding="utf-8"))
@@ -250,7 +233,7 @@ def _record(output: Path, shard: OutputShard) -> FileRecord | None:
             return None
     except FileNotFoundError:
         return None
-    return FileRecord(**record)
+    return checkpoint_manifest.FileRecord(**record)
 
 
 def _is_complete(plan: ConversionPlan, output: Path) -> bool:
@@ -317,14 +300,14 @@ def _only_one(lock: Path, output: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]) -> None:
+def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, checkpoint_manifest.FileRecord]) -> None:
     """Write what belongs to the weights: its other files, the index, the manifest, and config.json last."""
     files = dict(shards)
     if plan.input_scales:
         tensors = [OutputTensor(name, "F32", (1,)) for name in plan.input_scales]
         with ShardWriter(output / INPUT_SCALES_FILE, tensors) as writer:
             writer.write(np.array([*plan.input_scales.values()], "<f4"))
-            files[INPUT_SCALES_FILE] = FileRecord(writer.size, writer.finish())
+            files[INPUT_SCALES_FILE] = checkpoint_manifest.FileRecord(writer.size, writer.finish())
     total = sum(tensor.num_bytes for shard in plan.shards for tensor in shard.outputs) + 4 * len(plan.input_scales)
     index = {"metadata": {"total_size": total}, "weight_map": plan.weight_map}
     # Another share may end at the same time.
@@ -337,9 +320,9 @@ def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]
             _write_json(scratch / document, index if document == INDEX else plan.documents[document])
             if document != CONFIG:
                 files[document] = _moved(scratch / document, output)
-        files[CONFIG] = record_of(scratch / CONFIG)
-        made_of = f"{source_of(plan.source)}, converted to {plan.target}"
-        write_manifest(output, CheckpointManifest(made_of, "", files))
+        files[CONFIG] = checkpoint_manifest.record_of(scratch / CONFIG)
+        made_of = f"{checkpoint_manifest.source_of(plan.source)}, converted to {plan.target}"
+        checkpoint_manifest.write_manifest(output, checkpoint_manifest.CheckpointManifest(made_of, "", files))
         _moved(scratch / CONFIG, output)
     sweep(output)
     for path in (output / CONVERSION).iterdir():
@@ -349,14 +332,16 @@ def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]
 
 def update_manifest(folder: Path, name: str) -> None:
     """Have the folder's manifest, where it has one, expect the file `name` as it is now."""
-    manifest = read_manifest(folder)
+    manifest = checkpoint_manifest.read_manifest(folder)
     if manifest is not None:
-        write_manifest(folder, replace(manifest, files={**manifest.files, name: record_of(folder / name)}))
+        checkpoint_manifest.write_manifest(
+            folder, replace(manifest, files={**manifest.files, name: checkpoint_manifest.record_of(folder / name)})
+        )
 
 
-def _moved(path: Path, folder: Path) -> FileRecord:
+def _moved(path: Path, folder: Path) -> checkpoint_manifest.FileRecord:
     """Give a file that is whole its place, where it appears at once."""
-    record = record_of(path)
+    record = checkpoint_manifest.record_of(path)
     os.replace(path, folder / path.name)
     return record
 
@@ -398,15 +383,17 @@ def run_job(job: TensorJob) -> Iterator[tuple[Array, int]]:
         yield np.concatenate(scales_of_rows), 0
 
 
-def _converted(job: TensorJob, stored: Array, scales: Floats | None) -> tuple[Array, Floats | None]:
+def _converted(
+    job: TensorJob, stored: Array, scales: number_formats.Floats | None
+) -> tuple[Array, number_formats.Floats | None]:
     """Return rows of the new tensor, and their scales where it has such."""
     if job.weight.format == "fp8" and scales is not None:
         if job.written_as == "int4":
-            return int4_of_fp8(stored, scales)
-        return bfloat16_of(dequantize_blocks(stored, scales)), None
-    weight = float32_of(stored) if scales is None else dequantize_groups(stored, scales)
+            return number_formats.int4_of_fp8(stored, scales)
+        return number_formats.bfloat16_of(number_formats.dequantize_blocks(stored, scales)), None
+    weight = number_formats.float32_of(stored) if scales is None else number_formats.dequantize_groups(stored, scales)
     if job.written_as == "int4":
-        return quantize_int4(weight)
+        return number_formats.quantize_int4(weight)
     if job.written_as == "fp8":
-        return quantize_blocks(weight)
-    return bfloat16_of(weight), None
+        return number_formats.quantize_blocks(weight)
+    return number_formats.bfloat16_of(weight), None

@@ -15,29 +15,17 @@ from typing import Any
 
 from deepseek_triton_build.check import INDEX, is_v4, read_json_object
 from deepseek_triton_build.text import first_names
-from deepseek_triton_tools.checkpoints.folder_files import (
-    CONFIG,
-    HF_QUANT_CONFIG,
-    QUANT_CFG,
-    companion_files,
-    free_bytes,
-)
+from deepseek_triton_tools.checkpoints import folder_files
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, dealt, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, config_number, in_order
 from deepseek_triton_tools.host.processes import is_running
 from deepseek_triton_tools.host.units import sized
-from deepseek_triton_tools.repository.checkpoint_manifest import (
-    CheckpointManifest,
-    FileRecord,
-    record_of,
-    source_of,
-    write_manifest,
-)
+from deepseek_triton_tools.repository import checkpoint_manifest
 from deepseek_triton_tools.tool_errors import ToolError
 
 SHARD_BYTES = 4_300_000_000
 """Size of a file, as DeepSeek publishes them."""
-_QUANT_DOCUMENTS = (HF_QUANT_CONFIG, QUANT_CFG)
+_QUANT_DOCUMENTS = (folder_files.HF_QUANT_CONFIG, folder_files.QUANT_CFG)
 """Files that name layers."""
 _LAYER = re.compile(r"(?<![\w.])((?:model\.)?layers\.)(\d{1,9})(?!\d)")
 _EXPERT = re.compile(r"\.(?:mlp|ffn)\.experts\.(\d{1,9})\.")
@@ -101,7 +89,7 @@ def plan_cut(source: StoredTensors, config: Mapping[str, Any], options: CutOptio
     total = sum(tensor.output.num_bytes for tensor in tensors)
     documents = {
         INDEX: {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))},
-        CONFIG: _cut_config(config, whole, options),
+        folder_files.CONFIG: _cut_config(config, whole, options),
     }
     for name in _QUANT_DOCUMENTS:
         if (source.folder / name).is_file():
@@ -129,13 +117,16 @@ def write_cut(
         files = _write_shards(cut, scratch, on_progress, should_stop)
         if files is None:
             return False
-        for path in companion_files(cut.source):
+        for path in folder_files.companion_files(cut.source):
             shutil.copyfile(path, scratch / path.name)
-            files[path.name] = record_of(scratch / path.name)
+            files[path.name] = checkpoint_manifest.record_of(scratch / path.name)
         for name, document in cut.documents.items():
             (scratch / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-            files[name] = record_of(scratch / name)
-        write_manifest(scratch, CheckpointManifest(f"{source_of(cut.source)}, cut", "", files))
+            files[name] = checkpoint_manifest.record_of(scratch / name)
+        checkpoint_manifest.write_manifest(
+            scratch,
+            checkpoint_manifest.CheckpointManifest(f"{checkpoint_manifest.source_of(cut.source)}, cut", "", files),
+        )
         os.rename(scratch, output)
     except OSError as error:
         raise ToolError(f"{output} can't be written: {error.strerror}") from error
@@ -156,7 +147,7 @@ def _remove_leftovers(folder: Path, prefix: str) -> None:
 
 def _write_shards(
     cut: Cut, folder: Path, on_progress: Callable[[int], None], should_stop: Callable[[], bool]
-) -> dict[str, FileRecord] | None:
+) -> dict[str, checkpoint_manifest.FileRecord] | None:
     """Return the records of the files; None where it was stopped."""
     written, records = 0, {}
     for name, shard in cut.shards.items():
@@ -168,7 +159,7 @@ def _write_shards(
                     writer.write(rows)
                     written += rows.nbytes
                     on_progress(written)
-            records[name] = FileRecord(writer.size, writer.finish())
+            records[name] = checkpoint_manifest.FileRecord(writer.size, writer.finish())
     return records
 
 
@@ -291,6 +282,6 @@ def _check_output(cut: Cut, output: Path) -> None:
         raise ToolError(f"{output}: expected a folder outside the checkpoint's; name another one")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ToolError(f"{output}: expected no such folder, or an empty one, found something; name another one")
-    free = free_bytes(output)
+    free = folder_files.free_bytes(output)
     if cut.size > free:
         raise ToolError(f"{output}: expected room for {sized(cut.size)}, found {sized(free)}; name another disk")

@@ -34,15 +34,7 @@ from deepseek_triton_client import (
     SamplingParams,
     ServerUnavailable,
 )
-from deepseek_triton_tools.generating.records import (
-    Request,
-    as_asked,
-    as_json,
-    completion_record,
-    error_record,
-    file_name,
-    problem_of_messages,
-)
+from deepseek_triton_tools.generating import records
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 from deepseek_triton_tools.tool_errors import ToolError
@@ -74,7 +66,7 @@ def run_batch(
     :raises DeepseekTritonError: when the server can't be had at all.
     """
     with open_input(input) as file:
-        rows = BatchRows(file, file_name(input), params, chat, system)
+        rows = BatchRows(file, records.file_name(input), params, chat, system)
         total = rows.check()
         with open_output(output, keep=resume or overwrite) as answers:
             done = answers.begin(rows, resume=resume)
@@ -96,7 +88,7 @@ def run_batch(
 
 
 def _answer(
-    send: Callable[[Iterator[Request]], Generator[Completion | DeepseekTritonError, None, None]],
+    send: Callable[[Iterator[records.Request]], Generator[Completion | DeepseekTritonError, None, None]],
     rows: Iterator[BatchRow],
     output: Output,
     progress: BatchProgress,
@@ -104,7 +96,7 @@ def _answer(
 ) -> None:
     unanswered: deque[BatchRow] = deque()  # rows that were sent: their answers come in the same order
 
-    def requests() -> Iterator[Request]:
+    def requests() -> Iterator[records.Request]:
         for row in rows:
             unanswered.append(row)
             yield row.request
@@ -191,7 +183,7 @@ class BatchRow:
     """The line's own "id", else its "request_id", else `number`."""
     digest: str
     """A hash of the line, by which a resumed run knows it again."""
-    request: Request
+    request: records.Request
 
 
 @dataclass(frozen=True)
@@ -244,7 +236,9 @@ class BatchRows:
             names = ", ".join(map(repr, request)) or "nothing"
             raise ToolError(f'expected one of "prompt" and "messages", got {names}')
         (kind,) = kinds
-        problem = problem_of_messages(request[kind]) if kind == "messages" else _problem_of_prompt(request[kind])
+        problem = (
+            records.problem_of_messages(request[kind]) if kind == "messages" else _problem_of_prompt(request[kind])
+        )
         if problem is None and request_id is not None and not (isinstance(request_id, str) and request_id):
             problem = f"request_id: expected a text that is not empty, got {request_id!r:.100}"
         if problem is not None:
@@ -254,7 +248,7 @@ class BatchRows:
         except InvalidRequest as error:
             raise ToolError(error.message) from error
         digest = hashlib.sha256(line).hexdigest()[:16]
-        return BatchRow(number, row_id, digest, as_asked(request, chat=self.chat, system=self.system))
+        return BatchRow(number, row_id, digest, records.as_asked(request, chat=self.chat, system=self.system))
 
 
 def open_input(path: Path) -> IO[bytes]:
@@ -269,10 +263,10 @@ def open_input(path: Path) -> IO[bytes]:
             shutil.copyfileobj(source, copy)
             return copy
     except OSError as error:
-        raise ToolError(f"{file_name(path)} can't be read: {error.strerror}") from error
+        raise ToolError(f"{records.file_name(path)} can't be read: {error.strerror}") from error
 
 
-def _parsed(line: bytes) -> Request:
+def _parsed(line: bytes) -> records.Request:
     try:
         row = json.loads(line, parse_constant=_refuse_constant)
         json.dumps(row, ensure_ascii=False).encode()
@@ -321,10 +315,10 @@ class Output:
         self.finish()
         record: dict[str, Any] = {"id": row.id, "input": row.digest}
         if isinstance(answer, DeepseekTritonError):
-            record["error"] = error_record(answer)
+            record["error"] = records.error_record(answer)
         else:
-            record |= completion_record(answer)
-        left = memoryview(as_json(record).encode() + b"\n")
+            record |= records.completion_record(answer)
+        left = memoryview(records.as_json(record).encode() + b"\n")
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]

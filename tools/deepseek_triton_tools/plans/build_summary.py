@@ -29,14 +29,7 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.plans.plan_view import (
-    engine_version,
-    how_to_get,
-    plan_document,
-    show_plan,
-    show_warnings,
-    warning_document,
-)
+from deepseek_triton_tools.plans import plan_view
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
@@ -81,12 +74,14 @@ def build(
     with to_reader():
         if as_json:
             start = FORMATS[format].start
-            document = _build_document(output, format, start, files, is_replaced=is_replaced, plan=plan_document(plan))
+            document = _build_document(
+                output, format, start, files, is_replaced=is_replaced, plan=plan_view.plan_document(plan)
+            )
             print_json({**document, "quant_config": next(iter(changes), None)})
             return
         for line in [*summary(plan, output, format=format, is_replaced=is_replaced), *changes]:
             print(paragraph(printable(line), "", "    "))
-        show_warnings(plan)
+        plan_view.show_warnings(plan)
 
 
 def _build_document(
@@ -127,7 +122,7 @@ def details(plan: Plan, *, format: str = DEFAULT_FORMAT) -> list[str]:
         return [f"  {plan.engine} engine"]
     budget = plan.budget
     recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
-    engine = [f"  {engine_version(plan)}: {plan.image_for(format) or how_to_get(plan)}"]
+    engine = [f"  {plan_view.engine_version(plan)}: {plan.image_for(format) or plan_view.how_to_get(plan)}"]
     if format == DYNAMO:
         engine = [f"  {plan.image_for(format)}", f"  {dynamo_mismatch(plan)}"]
     left_out = ", ".join(omission.key for omission in plan.omissions)
@@ -223,9 +218,9 @@ def build_pair(
             for line in lines:
                 print(paragraph(printable(line), "", "    "))
         print(paragraph(printable(_join_line(plan, output, format)), "", "    "))
-        show_warnings(plan)
+        plan_view.show_warnings(plan)
         for side, server in plan.sides.items():
-            show_warnings(server, f" of a {side} server")
+            plan_view.show_warnings(server, f" of a {side} server")
 
 
 def show_pair(request: DisaggregatedRequest, *, as_json: bool, brief: bool, against: Path | None = None) -> None:
@@ -246,9 +241,9 @@ def show_pair(request: DisaggregatedRequest, *, as_json: bool, brief: bool, agai
             return
         for side, server in plan.sides.items():
             print(styled(f"{side.capitalize()}: {_number(plan, side)}", "1"), flush=True)
-            show_plan(server, as_json=False, brief=brief)
+            plan_view.show_plan(server, as_json=False, brief=brief)
             print()
-        show_warnings(plan)
+        plan_view.show_warnings(plan)
 
 
 def pair_document(plan: DisaggregatedPlan) -> dict[str, Any]:
@@ -259,8 +254,8 @@ def pair_document(plan: DisaggregatedPlan) -> dict[str, Any]:
         "context_servers": plan.num_context,
         "generation_servers": plan.num_generation,
         "gpus": plan.num_gpus or None,
-        **{side: plan_document(server) for side, server in plan.sides.items()},
-        "warnings": [warning_document(warned) for warned in plan.warnings],
+        **{side: plan_view.plan_document(server) for side, server in plan.sides.items()},
+        "warnings": [plan_view.warning_document(warned) for warned in plan.warnings],
     }
 
 

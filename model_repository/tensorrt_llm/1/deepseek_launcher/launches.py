@@ -15,16 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_launcher import processes
-from deepseek_launcher.launch_tag import (
-    LaunchTag,
-    is_launch_id,
-    kill_all,
-    members,
-    processes_by_launch,
-    remove_shared_memory,
-    terminate_servers,
-)
+from deepseek_launcher import launch_tag, processes
 from deepseek_launcher.options import LauncherError, UsageError
 from deepseek_launcher.processes import END_NOW, Process, look_up
 from deepseek_launcher.server_watch import PATIENCE_S
@@ -218,11 +209,11 @@ def find_launches() -> list[Launch]:
 
     :raises LauncherError: when the folder of the records belongs to another user.
     """
-    tagged = processes_by_launch()
+    tagged = launch_tag.processes_by_launch()
     records = {
         record.id: record
         for record in read_records()
-        if is_launch_id(record.id) and (record.namespace == namespace() or record.id in tagged)
+        if launch_tag.is_launch_id(record.id) and (record.namespace == namespace() or record.id in tagged)
     }
     launches = []
     for launch in sorted(tagged.keys() | records.keys()):
@@ -259,7 +250,7 @@ def stop(
     :raises UsageError: when an id is no launch id, or when no launch was named.
     :raises StillRunningError: when a process can't be killed.
     """
-    if wrong := [name for name in ids if not is_launch_id(name)]:
+    if wrong := [name for name in ids if not launch_tag.is_launch_id(name)]:
         raise UsageError(f"{', '.join(wrong)}: expected the 8 hex digits that `supervise.py list` shows")
     if not ids and not repositories and not everything:
         raise UsageError("say which: an ID of `supervise.py list`, --repository DIR, or --all")
@@ -297,15 +288,15 @@ def _finish(launch: Launch, *, now: bool) -> None:
         time.sleep(_TICK_S)
     if launch.supervisor is not None:
         processes.send(launch.supervisor, signal.SIGKILL)
-    tag = LaunchTag(launch=launch.id)
+    tag = launch_tag.LaunchTag(launch=launch.id)
     if launch.supervisor is None and not now:  # on a further node, or after it was killed
-        left = members(tag)
+        left = launch_tag.members(tag)
         # tritonserver drains, and its end ends the others. Without one there is nothing to drain.
-        if not terminate_servers(left):
+        if not launch_tag.terminate_servers(left):
             for process in left:
                 processes.send(process, signal.SIGTERM)
-        while members(tag) and time.monotonic() < deadline:
+        while launch_tag.members(tag) and time.monotonic() < deadline:
             time.sleep(_TICK_S)
-    kill_all(tag)
-    remove_shared_memory(launch.id)
+    launch_tag.kill_all(tag)
+    launch_tag.remove_shared_memory(launch.id)
     remove_record(launch.id)

@@ -5,15 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_backend.engines.simulated.presets import (
-    BYTES,
-    LATENT,
-    NUM_LAYERS,
-    PacedDeployment,
-    find_preset,
-    is_count,
-    is_number,
-)
+from deepseek_backend.engines.simulated import presets
 from deepseek_backend.engines.simulated.scheduler import BatchLimits
 from deepseek_backend.errors import ConfigError
 
@@ -25,12 +17,12 @@ KV_TRANSFER_GBPS = 400.0
 """One port of InfiniBand NDR for each GPU. Source: NVIDIA DGX H100/H200 User Guide: ConnectX-7, 400 Gb/s, eight of
 them for eight GPUs."""
 _TOKENS_PER_BLOCK = 32  # TensorRT-LLM's default
-_NEUTRAL_KV_TOKEN_BYTES = NUM_LAYERS * LATENT * BYTES["bf16"]
+_NEUTRAL_KV_TOKEN_BYTES = presets.NUM_LAYERS * presets.LATENT * presets.BYTES["bf16"]
 
 
-_COUNT = (is_count, "a whole number above 0")
-_COUNT_OR_NULL = (lambda value: value is None or is_count(value), "a whole number above 0, or null")
-_POSITIVE = (lambda value: is_number(value) and value > 0, "a number above 0")
+_COUNT = (presets.is_count, "a whole number above 0")
+_COUNT_OR_NULL = (lambda value: value is None or presets.is_count(value), "a whole number above 0, or null")
+_POSITIVE = (lambda value: presets.is_number(value) and value > 0, "a number above 0")
 RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "preset": (lambda value: True, ""),  # `find_preset` checks it
     "pace": (lambda value: value in ("real", "none"), "real or none"),
@@ -38,7 +30,7 @@ RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "text": (lambda value: value in ("filler", "stamps", "dictated"), "filler, stamps or dictated"),
     "max_batch_size": _COUNT,
     "max_num_tokens": _COUNT,
-    "max_seq_len": (lambda value: is_count(value, 2), "a whole number above 1"),
+    "max_seq_len": (lambda value: presets.is_count(value, 2), "a whole number above 1"),
     "tokens_per_block": _COUNT,
     "kv_cache_tokens": _COUNT,
     "eos_after": _COUNT_OR_NULL,
@@ -48,7 +40,7 @@ RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, str) and value not in ("", "0.0.0.0", "::"),
         "an address of this host at which generation servers reach it",
     ),
-    "load_seconds": (is_number, "a number of seconds, 0 or more"),
+    "load_seconds": (presets.is_number, "a number of seconds, 0 or more"),
     "fail_load": (lambda value: isinstance(value, bool), "true or false"),
     "fail_after": _COUNT_OR_NULL,
     "hang_after": _COUNT_OR_NULL,
@@ -63,7 +55,7 @@ class SimulatedOptions:
 
     preset: str | None
     """Name of the deployment whose pace is kept."""
-    deployment: PacedDeployment | None
+    deployment: presets.PacedDeployment | None
     """That deployment; None where every iteration takes NEUTRAL_STEP_S."""
     limits: BatchLimits
     max_seq_len: int
@@ -106,7 +98,7 @@ def parse_options(options: Mapping[str, Any]) -> SimulatedOptions:
         if name not in RULES or not RULES[name][0](value)
     ]
     try:
-        preset = find_preset(options.get("preset"))
+        preset = presets.find_preset(options.get("preset"))
     except ValueError as error:
         problems.append(f"preset: {error}")
     if not problems:
