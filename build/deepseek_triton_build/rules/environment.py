@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.catalog import variant_of_model
-from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
+from deepseek_triton_build.rules.rule import AnyDeployment, Deployment, RuleTable, Violation
 from deepseek_triton_build.text import is_path
 
 RULES = RuleTable()
@@ -14,7 +14,6 @@ _LONG_INPUT = 8192
 _LAYERS, _DEEPGEMM = "TLLM_OVERRIDE_LAYER_NUM", "TRTLLM_DG_ENABLED"
 _V4_TOKENIZER = "deepseek_v4"
 _V32_TOKENIZER = "deepseek_v32"
-RUNS_CODE = "trust_remote_code: Python files of the checkpoint run with the server's rights, and DeepSeek needs none"
 REASONING_PARSER = "deepseek-r1"
 """The one name that every release since 0.21 knows for DeepSeek."""
 
@@ -105,6 +104,7 @@ def _reasoning_parser(d: Deployment) -> Iterator[Violation]:
 
 
 @RULES.note("E010")
-def _remote_code(d: Deployment) -> Iterator[Violation]:
+def remote_code(d: AnyDeployment) -> Iterator[Violation]:
     if d.get("trust_remote_code"):
-        yield Violation("trust_remote_code", RUNS_CODE, "leave trust_remote_code out")
+        message = "Python files of the checkpoint run with the server's rights, and DeepSeek needs none"
+        yield Violation("trust_remote_code", f"trust_remote_code: {message}", "leave trust_remote_code out")

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget, KvDtype, Layout, cuda_graph_batch_sizes, make_budget
 from deepseek_triton_build.arithmetic.vllm_memory import vllm_budget
@@ -61,6 +61,13 @@ class AnyDeployment(ABC):
     """Concurrent requests that the deployment is made for."""
     held_requests: int | None = None
     """Requests of the planned lengths that the instance's KV caches hold."""
+    longest_key: ClassVar[str]
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of prompt and answer; None where the engine chooses."""
+        tokens = self.get(self.longest_key)
+        return None if tokens == -1 else tokens  # vLLM's -1: by the memory
 
     @abstractmethod
     def find(self, key: str) -> Field | Argument | None:
@@ -114,6 +121,7 @@ class AnyDeployment(ABC):
 class Deployment(AnyDeployment):
     """LLM arguments of TensorRT-LLM, under CANONICAL_RELEASE's keys."""
 
+    longest_key: ClassVar[str] = "max_seq_len"
     release: Release | None = None
     takes_over: bool = False
     """Whether it is known to be a generation server, to which other servers hand over the prompts' KV cache."""
@@ -292,6 +300,7 @@ MTP_METHODS = ("mtp", "deepseek_mtp")
 class VllmDeployment(AnyDeployment):
     """vLLM's engine arguments."""
 
+    longest_key: ClassVar[str] = "max_model_len"
     vllm: VllmVersion
 
     def find(self, key: str) -> Argument | None:
@@ -322,12 +331,6 @@ class VllmDeployment(AnyDeployment):
     def num_mtp_tokens(self) -> int:
         """Tokens that the checkpoint's own MTP layer drafts a step; 0 without it."""
         return self.num_draft_tokens if self.has_mtp else 0
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Tokens of prompt and answer; None where vLLM chooses: by the checkpoint, or with -1 by the memory."""
-        longest = self.get("max_model_len")
-        return None if longest == -1 else longest
 
     @property
     def has_mla_off(self) -> bool:
@@ -379,7 +382,7 @@ class VllmDeployment(AnyDeployment):
             max_num_seqs=batch,
             kv_dtype=self.kv_dtype,
             vllm=self.vllm,
-            max_model_len=self.max_model_len,
+            max_model_len=self.longest,
             num_draft_tokens=self.num_draft_tokens,
             mtp=self.has_mtp or self.get("speculative_config.method") == "dspark",
             cuda_graphs=not self.get("enforce_eager"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_GRAPH_MAX_BATCH_SIZE
-from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
+from deepseek_triton_build.rules.rule import AnyDeployment, Deployment, RuleTable, Violation
 
 RULES = RuleTable()
 OOM_NUM_TOKENS = 3072
@@ -45,12 +45,11 @@ def _unpadded_sizes(largest: int) -> tuple[int, ...]:
 
 
 @RULES.error("L003")
-def _context(d: Deployment) -> Iterator[Violation]:
-    longest = d.get("max_seq_len")
+def context(d: AnyDeployment) -> Iterator[Violation]:
     most = d.architecture.max_position_embeddings if d.architecture is not None else None
-    if longest and most and longest > most:
-        message = f"max_seq_len {longest:,} is more than the model's maximum of {most:,}"
-        yield Violation("max_seq_len", message, f"use {most} or less")
+    if d.longest and most and d.longest > most:
+        message = f"{d.longest_key} {d.longest:,} is more than the model's maximum of {most:,}"
+        yield Violation(d.longest_key, message, f"use {most} or less")
 
 
 @RULES.warning("L004")
@@ -73,11 +72,10 @@ def _stream_interval(d: Deployment) -> Iterator[Violation]:
 
 
 @RULES.error("L006")
-def _input_fits(d: Deployment) -> Iterator[Violation]:
-    longest = d.get("max_seq_len")
-    if d.isl is not None and longest and d.isl >= longest:
-        message = f"prompts of {d.isl:,} tokens leave no room for an answer in max_seq_len {longest:,}"
-        yield Violation("max_seq_len", message, f"raise it above {d.isl}")
+def input_fits(d: AnyDeployment) -> Iterator[Violation]:
+    if d.isl is not None and d.longest and d.isl >= d.longest:
+        message = f"prompts of {d.isl:,} tokens leave no room for an answer in {d.longest_key} {d.longest:,}"
+        yield Violation(d.longest_key, message, f"raise it above {d.isl}")
 
 
 @RULES.note("L007")
@@ -114,8 +112,8 @@ def _held_requests(d: Deployment) -> Iterator[Violation]:
 
 
 @RULES.warning("L011")
-def _default_answer(d: Deployment) -> Iterator[Violation]:
-    answer, longest = d.triton.get("default_max_tokens"), d.get("max_seq_len")
-    if isinstance(answer, int) and longest and answer >= longest:
-        message = f"default_max_tokens {answer:,} leaves no room for a prompt in max_seq_len {longest:,}"
-        yield Violation("triton_config.default_max_tokens", message, f"use less than {longest}")
+def default_answer(d: AnyDeployment) -> Iterator[Violation]:
+    answer = d.triton.get("default_max_tokens")
+    if isinstance(answer, int) and d.longest and answer >= d.longest:
+        message = f"default_max_tokens {answer:,} leaves no room for a prompt in {d.longest_key} {d.longest:,}"
+        yield Violation("triton_config.default_max_tokens", message, f"use less than {d.longest}")

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, GIB, cut_attention_blocks
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
-from deepseek_triton_build.rules.environment import RUNS_CODE
+from deepseek_triton_build.rules import size_limits
+from deepseek_triton_build.rules.environment import remote_code
 from deepseek_triton_build.rules.hardware import nothing_published
 from deepseek_triton_build.rules.rule import RuleTable, Violation, VllmDeployment
 
@@ -160,7 +161,7 @@ def _context_parallel(d: VllmDeployment) -> Iterator[Violation]:
 
 @RULES.error("X012")
 def _whole_prompts(d: VllmDeployment) -> Iterator[Violation]:
-    tokens, longest = d.get("max_num_batched_tokens"), d.max_model_len
+    tokens, longest = d.get("max_num_batched_tokens"), d.longest
     if d.get("enable_chunked_prefill") is False and tokens and longest and tokens < longest:
         message = f"max_num_batched_tokens {tokens:,} is less than max_model_len {longest:,}, without chunked prefill"
         yield Violation("max_num_batched_tokens", message, "leave enable_chunked_prefill out")
@@ -174,21 +175,8 @@ def _tokens_of_a_batch(d: VllmDeployment) -> Iterator[Violation]:
         yield Violation("max_num_batched_tokens", message, f"raise it to {batch} or lower max_num_seqs")
 
 
-@RULES.error("X014")
-def _context(d: VllmDeployment) -> Iterator[Violation]:
-    longest = d.max_model_len
-    most = d.architecture.max_position_embeddings if d.architecture is not None else None
-    if longest and most and longest > most:
-        message = f"max_model_len {longest:,} is more than the model's maximum of {most:,}"
-        yield Violation("max_model_len", message, f"use {most} or less")
-
-
-@RULES.error("X015")
-def _input_fits(d: VllmDeployment) -> Iterator[Violation]:
-    longest = d.max_model_len
-    if d.isl is not None and longest and d.isl >= longest:
-        message = f"prompts of {d.isl:,} tokens leave no room for an answer in max_model_len {longest:,}"
-        yield Violation("max_model_len", message, f"raise it above {d.isl}")
+RULES.error("X014")(size_limits.context)
+RULES.error("X015")(size_limits.input_fits)
 
 
 @RULES.warning("X016")
@@ -232,12 +220,7 @@ def _held_requests(d: VllmDeployment) -> Iterator[Violation]:
     yield Violation("max_num_seqs", message, "to hold more, use more GPUs, shorter requests or --kv-cache-dtype fp8")
 
 
-@RULES.warning("X020")
-def _default_answer(d: VllmDeployment) -> Iterator[Violation]:
-    answer, longest = d.triton.get("default_max_tokens"), d.max_model_len
-    if isinstance(answer, int) and longest and answer >= longest:
-        message = f"default_max_tokens {answer:,} leaves no room for a prompt in max_model_len {longest:,}"
-        yield Violation("triton_config.default_max_tokens", message, f"use less than {longest}")
+RULES.warning("X020")(size_limits.default_answer)
 
 
 @RULES.warning("X021")
@@ -271,10 +254,7 @@ def _default_temperature(d: VllmDeployment) -> Iterator[Violation]:
         yield Violation("triton_config.default_sampling.temperature", message, f"use {most:g} or less")
 
 
-@RULES.note("X024")
-def _remote_code(d: VllmDeployment) -> Iterator[Violation]:
-    if d.get("trust_remote_code"):
-        yield Violation("trust_remote_code", RUNS_CODE, "leave trust_remote_code out")
+RULES.note("X024")(remote_code)
 
 
 @RULES.note("X025")
