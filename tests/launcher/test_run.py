@@ -35,15 +35,17 @@ def test_output_is_passed_on_with_any_line_ends(supervise):
 
 
 def test_output_that_nobody_reads_or_that_never_ends_blocks_nothing(supervise):
-    """It blocks neither the command nor a stop, and it is not kept in memory."""
+    """It blocks neither the command nor a stop, which says whether the command drained; and it is not kept in memory."""
     reading, writing = os.pipe()
     unread = supervise("bash", "-c", "yes $(printf %01000d 0) | head -c 20000000; exit 5", stdout=writing)
     os.close(writing)
-    floods = [supervise("bash", "-c", flood, stdout=subprocess.DEVNULL) for flood in ("yes", "cat /dev/zero")]
+    drains = "trap 'exit 0' TERM; while printf yes; do :; done"
+    floods = [supervise("bash", "-c", flood, stdout=subprocess.DEVNULL) for flood in (drains, "cat /dev/zero")]
     for running in floods:
         wait_for(lambda: megabytes(running.process.pid, "io", "wchar") > 0.1)  # noqa: B023
         running.process.terminate()
     assert [running.wait() for running in (unread, *floods)] == [5, 0, 0]
+    assert ["while it was loading" in running.said for running in floods] == [False, True]
     os.close(reading)
 
 

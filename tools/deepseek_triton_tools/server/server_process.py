@@ -53,6 +53,7 @@ _END_NOW = signal.SIGUSR2
 _SUPERVISOR = "deepseek-triton: "
 # The supervisor's words at the end of a stop that took longer than the exit timeout and 15 s.
 _KILLED = "did not end in time and was killed"
+_STOPPED_LOADING = "stopped while it was loading"
 
 # tritonserver's option that `serve` sets -> the option of `serve` for it.
 _OWN_OPTIONS = {
@@ -200,7 +201,7 @@ class ServerProcess:
     def returncode(self) -> int | None:
         """The exit code, 128 + N for signal N. None while it runs, or if it never started."""
         code = self._supervisor.poll() if self._supervisor is not None else None
-        if code == 0 and self.stop_requested and not self._is_ready:
+        if code == 0 and self._last_words.startswith(_STOPPED_LOADING):
             return 128 + self._stop_signal  # tritonserver takes no orderly stop while it loads
         return code if code is None or code >= 0 else 128 - code
 

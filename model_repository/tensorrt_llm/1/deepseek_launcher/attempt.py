@@ -327,8 +327,10 @@ class Attempt:
     def _ended(self, code: int) -> Outcome:
         """Return the outcome of a command that has ended by itself, or because it was asked to."""
         if self._supervision.stop.stopping:
-            drained = self._ready_at is None or code in (128 + signum for signum in ORDERLY)
-            return self._outcome(End.STOPPED, 0 if drained else code, "stopped")
+            loaded = self._ready_at is not None
+            drained = not loaded or code in (128 + signum for signum in ORDERLY)
+            reason = "stopped" if loaded or code == 0 else "stopped while it was loading"
+            return self._outcome(End.STOPPED, 0 if drained else code, reason)
         if code == 0:
             return self._outcome(End.DONE, 0, "the command has ended")
         self._reader.join(_LAST_OUTPUT_S)
