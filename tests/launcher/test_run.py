@@ -35,7 +35,7 @@ def test_output_is_passed_on_with_any_line_ends(supervise):
 
 
 def test_output_that_nobody_reads_or_that_never_ends_blocks_nothing(supervise):
-    """It blocks neither the command nor a stop, which says whether the command drained; and it is not kept in memory."""
+    """It blocks neither the command nor a stop, which says whether it drained, and it is not kept in memory."""
     reading, writing = os.pipe()
     unread = supervise("bash", "-c", "yes $(printf %01000d 0) | head -c 20000000; exit 5", stdout=writing)
     os.close(writing)

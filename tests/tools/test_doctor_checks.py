@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 
 from deepseek_triton_tools.doctor.examine import CHECKS, examine
-from deepseek_triton_tools.doctor.findings import Expected, assess_capabilities
+from deepseek_triton_tools.doctor.findings import CAPABILITIES, Expected, assess_capabilities, is_for
 from deepseek_triton_tools.doctor.machine import Disk, Done, HostProcess, Interface
 from deepseek_triton_tools.doctor.software import ENTRY_POINT
 from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory
@@ -302,7 +302,7 @@ CASES = [
     ("vllm", having(vllm="0.24.0"), replace(R1_VLLM, vllm="0.33.0", image=None), "error", "pip install vllm==0.33.0"),
     ("vllm", machine(), R1_VLLM, "error", VLLM_IMAGE),
     ("vllm", machine(), NOTHING, "note", "<yy.mm>-vllm-python-py3"),
-    ("vllm", machine(), R1, "note", "not installed"),
+    ("vllm", machine(), R1, "skipped", "not installed"),
     ("torch", machine(), R1, "skipped", "no repository for vLLM"),
     ("torch", torch("8 13.0"), R1_VLLM, "ok", "8 GPUs, CUDA 13.0"),
     ("torch", torch("4 13.0"), R1_VLLM, "error", "the repository needs 8 on each machine"),
@@ -588,6 +588,7 @@ def test_what_works():
     for where, expected, works in cases:
         found = {each.id: each.works for each in assess_capabilities(examine(where, expected).findings, expected)}
         assert {name: found[name] for name in works} == works
+    assert [name for name in CAPABILITIES if not is_for(name, R1)] == ["vllm", mpirun]
 
 
 def test_fields_that_a_driver_does_not_know_are_left_out():

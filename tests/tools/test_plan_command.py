@@ -140,7 +140,7 @@ def test_what_the_parser_refuses():
 def test_a_plan_for_people_says_what_and_why():
     printed = planned(*R1)
     plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8))
-    words = ["8 x NVIDIA H200", "26.07-trtllm", last_image(), "35,136 bytes a token", "one node, 8 MPI ranks", "765 GB"]
+    words = ["8 x NVIDIA H200", "26.07-trtllm", last_image(), "35,136 bytes a token", "one node, 8 MPI ranks", "713 Gi"]
     words += [text for setting in plan.settings for text in (setting.key, setting.reason)]
     assert [each for each in words if each not in printed] == []
     assert "\x1b" not in printed

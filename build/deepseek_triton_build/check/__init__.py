@@ -9,7 +9,7 @@ readers of YAML, stamps and checkpoints that the check uses are public too, for 
 """
 
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, read_facts
-from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, MODEL_GONE, MODEL_NOT_HERE
+from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, NO_MODEL_HERE
 from deepseek_triton_build.check.deepseek_v4 import draft_kind, is_v4
 from deepseek_triton_build.check.documents import is_inside, read_bytes, read_yaml
 from deepseek_triton_build.check.finding import CheckedModel, Report, find_code, rules_page
@@ -29,8 +29,7 @@ __all__ = [
     "INDEX",
     "MANIFEST",
     "MISSING_SHARD",
-    "MODEL_GONE",
-    "MODEL_NOT_HERE",
+    "NO_MODEL_HERE",
     "CheckOptions",
     "CheckedModel",
     "CheckpointFacts",

@@ -74,6 +74,7 @@ WRONG_RANKS = _error("T018")
 MODEL_NOT_HERE = _warning("W001")
 MODEL_GONE = _error("W002")
 MODEL_ON_HUB = _note("W003")
+NO_MODEL_HERE = {code.code for code in (MODEL_NOT_HERE, MODEL_GONE, MODEL_ON_HUB)}
 WRONG_ARCHITECTURE = _error("W004")
 UNKNOWN_ARCHITECTURE = _warning("W005")
 WRONG_PRECISION = _error("W006")

@@ -19,6 +19,7 @@ from deepseek_triton_tools.doctor.findings import (
     Reported,
     assess_capabilities,
     error,
+    is_for,
     note,
 )
 from deepseek_triton_tools.doctor.hosts import (
@@ -34,6 +35,7 @@ from deepseek_triton_tools.doctor.hosts import (
 from deepseek_triton_tools.doctor.machine import Machine
 from deepseek_triton_tools.doctor.mpi_exchange import exchange_findings
 from deepseek_triton_tools.doctor.tuning import SettingState
+from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
@@ -110,7 +112,8 @@ def _doctor(args: argparse.Namespace) -> int:
             facts = {each.host: each.facts for each in reports}
             print_json(findings_document(findings, capabilities, facts))
         else:
-            show_findings(findings, capabilities, verbose=args.verbose, several=len(results) > 1)
+            own = [each for each in capabilities if is_for(each.id, expected)]
+            show_findings(findings, own, verbose=args.verbose, several=len(results) > 1)
             show_rehearsal(expected)
     return exit_code(findings)
 
@@ -300,8 +303,8 @@ def show_rehearsal(expected: Expected) -> None:
     release = "".join(f" {option} {version}" for option, version in versions.items() if version)
     mpi = ", MPI" if expected.is_tensorrt_llm else ""
     text = (
-        f"rehearse it, because these are {expected.checkpoint_bytes or 0:,} bytes of weights: the tiny model "
-        f"should take about a minute, on the same container, driver, NCCL{mpi} and kernels: "
+        f"rehearse it, because these are {sized(expected.checkpoint_bytes or 0)} of weights: the tiny model should "
+        f"take about a minute, on the same container, driver, NCCL{mpi} and kernels: "
         f"deepseek-triton build tiny --engine {expected.engine} --gpu {expected.gpu} --gpus {gpus}{release} "
         "--output rehearsal"
     )

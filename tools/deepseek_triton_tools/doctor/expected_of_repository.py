@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deepseek_triton_build.catalog import containers, gpus, last_image, vllm_drivers
-from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel, Report, read_stamp, read_yaml
+from deepseek_triton_build.check import NO_MODEL_HERE, CheckedModel, Report, read_stamp, read_yaml
 from deepseek_triton_tools.doctor.findings import (
     NEED_REPOSITORY,
     TENSORRT_LLM,
@@ -96,7 +96,7 @@ def _checkpoint(repository: Path, checked: CheckedModel, model: Path | None) -> 
 def check_findings(report: Report, host: str) -> Iterable[Reported]:
     """Yield what `deepseek-triton check` found, except a missing checkpoint, which a check of the machine reports."""
     for fault in report.findings:
-        if fault.code in (MODEL_GONE.code, MODEL_NOT_HERE.code):
+        if fault.code in NO_MODEL_HERE:
             continue
         where = fault.file + (f":{fault.line}" if fault.line else "")
         finding = MachineFinding(

@@ -192,10 +192,11 @@ CAPABILITIES = {
 }
 
 
-# Engine of the repository -> the launch forms that start it on this machine -> the capability they need besides.
+_ELSEWHERE = {form: form for form in (DOCKER, SLURM, KUBERNETES)}
+# Engine of the repository -> the launch forms that start it -> the capability they need besides.
 _STARTED_BY: Mapping[str, Mapping[str, str]] = {
-    TENSORRT_LLM: {LOCAL: SERVE, MPIRUN: SERVE},
-    VLLM: {LOCAL: SERVE_VLLM},
+    TENSORRT_LLM: {LOCAL: SERVE, MPIRUN: SERVE, **_ELSEWHERE},
+    VLLM: {LOCAL: SERVE_VLLM, **_ELSEWHERE},
     "reference": {LOCAL: DEMO},
     "simulated": {LOCAL: SIMULATED},
 }
@@ -206,10 +207,15 @@ def concerns(needs: Sequence[str], expected: Expected) -> bool:
 
     :param needs: the capabilities that the check's finding would block; none is a check of the machine itself.
     """
-    if expected.engine in (None, TENSORRT_LLM) or not needs:
-        return True
-    started = _STARTED_BY.get(expected.engine, {})
-    return not {CLIENT, *started, *started.values()}.isdisjoint(needs)
+    started = _STARTED_BY.get(expected.engine or "", {})
+    return expected.engine is None or not needs or not {CLIENT, *started, *started.values()}.isdisjoint(needs)
+
+
+def is_for(capability: str, expected: Expected) -> bool:
+    """Return whether the repository may have a use for it: not for another engine, nor for MPI on one node."""
+    if capability == MPIRUN and expected.engine and not expected.has_several_hosts:
+        return False
+    return capability not in (*NEED_GPUS, MPIRUN) or concerns((capability,), expected)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.plans import plan_view
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
@@ -81,7 +82,7 @@ def build(
             return
         for line in [*summary(plan, output, format=format, is_replaced=is_replaced), *changes]:
             print(paragraph(printable(line), "", "    "))
-        plan_view.show_warnings(plan)
+        plan_view.show_warnings(plan.warnings)
 
 
 def _build_document(
@@ -146,10 +147,8 @@ def _checkpoint_line(plan: Plan) -> str:
     assert plan.checkpoint is not None  # a plan for GPUs always has one
     if plan.request.model and plan.request.model != plan.checkpoint.model:
         return f"  checkpoint: {plan.request.model}, as the container sees it"
-    size = plan.checkpoint.weight_bytes / 1e9
-    if plan.carries_checkpoint:
-        return f"  checkpoint: {plan.checkpoint.model}, {size * 1000:.0f} MB inside the folder"
-    return f"  checkpoint: {plan.checkpoint.model}, {size:.0f} GB for the container to download; --model names a folder"
+    where = "inside the folder" if plan.carries_checkpoint else "for the container to download; --model names a folder"
+    return f"  checkpoint: {plan.checkpoint.model}, {sized(plan.checkpoint.weight_bytes)} {where}"
 
 
 def start_line(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> str:
@@ -211,16 +210,22 @@ def build_pair(
         sides = " and ".join(f"{plan.count(side)} {side} server{'s' * (plan.count(side) > 1)}" for side in plan.sides)
         title = f"{wrote} {output}: {plan.context.title}, for {sides}{gpus}, as {PAIR_FORMATS[format]}"
         print(paragraph(printable(title), "", "    "))
+        first, second = (details(server, format=format) for server in plan.sides.values())
+        both = [line for line in first if line in second]
+        for line in ("each server:", *both):
+            print(paragraph(printable(line), "", "    "))
         for side, server in plan.sides.items():
             folder = Path(side) if format == DYNAMO else output / side
-            lines = [f"{folder}, {_number(plan, side)}:", *details(server, format=format)]
+            own = [line for line in details(server, format=format) if line not in both]
+            lines = [f"{folder}, {_number(plan, side)}:", *own]
             lines += [] if format == DYNAMO else [start_line(server, folder, format=format)]
             for line in lines:
                 print(paragraph(printable(line), "", "    "))
         print(paragraph(printable(_join_line(plan, output, format)), "", "    "))
-        plan_view.show_warnings(plan)
+        common = [each for each in plan.context.warnings if each in plan.generation.warnings]
+        plan_view.show_warnings([*plan.warnings, *common])
         for side, server in plan.sides.items():
-            plan_view.show_warnings(server, f" of a {side} server")
+            plan_view.show_warnings([each for each in server.warnings if each not in common], f" of a {side} server")
 
 
 def show_pair(request: DisaggregatedRequest, *, as_json: bool, brief: bool, against: Path | None = None) -> None:
@@ -243,7 +248,7 @@ def show_pair(request: DisaggregatedRequest, *, as_json: bool, brief: bool, agai
             print(styled(f"{side.capitalize()}: {_number(plan, side)}", "1"), flush=True)
             plan_view.show_plan(server, as_json=False, brief=brief)
             print()
-        plan_view.show_warnings(plan)
+        plan_view.show_warnings(plan.warnings)
 
 
 def pair_document(plan: DisaggregatedPlan) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 
 from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository, find_code
@@ -36,22 +35,27 @@ def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
 
 
 def _show(report: Report) -> None:
-    for file, findings in groupby(report.findings, key=lambda finding: finding.file):
-        for finding in findings:
-            show_finding(file, finding)
-        print()
-    for model in report.models:
-        print(paragraph(_known(model), "", "  "))
+    same: dict[tuple[str, ...], list[Finding]] = {}  # both servers of a pair may be told the same
+    for finding in report.findings:
+        same.setdefault((finding.code, finding.message, finding.fix), []).append(finding)
+    for findings in same.values():
+        show_finding(*findings)
+    print(end="\n" if same else "")
+    for known in dict.fromkeys(map(_known, report.models)):
+        print(paragraph(known, "", "  "))
     for clause in report.unchecked:
         print(paragraph(f"not checked: {clause}", "", "  "))
     print(_counts(report))
 
 
-def show_finding(file: str, finding: Finding) -> None:
-    """Print a finding and its fix."""
-    line = "" if finding.line is None else f":{finding.line}"
+def show_finding(finding: Finding, *others: Finding) -> None:
+    """Print a finding and its fix.
+
+    :param others: the same one at other places.
+    """
+    places = [each.file + ("" if each.line is None else f":{each.line}") for each in (finding, *others)]
     severity = styled(finding.severity, _STYLES[finding.severity])
-    print(f"{printable(file)}{line}: {severity} {finding.code} {printable(finding.message)}")
+    print(f"{printable(', '.join(places))}: {severity} {finding.code} {printable(finding.message)}")
     print(paragraph(f"fix: {finding.fix}", "    "))
 
 

@@ -237,7 +237,7 @@ def _show(
     for line in _other_lines(merged):
         print(paragraph(printable(line), ""))
     for finding in findings:
-        show_finding(finding.file, finding)
+        show_finding(finding)
     if merged.changes and not findings:
         print("check: no error and no warning about the result")
     last = {

@@ -1,13 +1,14 @@
 """A plan as one JSON document, which docs/generator.md describes, and on the terminal."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from deepseek_triton_build import FORMATS, DisaggregatedPlan, Plan, PlanWarning, Setting, footnotes, usable_formats
+from deepseek_triton_build import FORMATS, Plan, PlanWarning, Setting, footnotes, usable_formats
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_build.catalog import DEFAULT_RELEASE, last_image, release_image_name, without_image
 from deepseek_triton_build.text import yaml_flow
+from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.terminal import tables
 from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show, styled
@@ -188,19 +189,19 @@ def show_plan(plan: Plan, *, as_json: bool, brief: bool = False) -> None:
         how = _launch(plan)
         print(styled("Start", "1"))
         if plan.checkpoint is not None:
-            weights, host = _decimal(plan.checkpoint.weight_bytes), _decimal(plan.host_memory)
+            weights, host = sized(plan.checkpoint.weight_bytes), sized(plan.host_memory)
             ahead = "the engine reads them ahead, with less it loads more slowly"
             then = "the page cache keeps them for the next start" if plan.vllm else ahead
             print(paragraph(f"loads {weights} of weights; with {host} of memory available on each node {then}"))
         if plan.host_tables:
             where = "in each node's /dev/shm" if plan.shared_memory else "of each node's memory"
-            print(paragraph(f"Engram's tables take {_decimal(plan.host_tables)} {where}"))
+            print(paragraph(f"Engram's tables take {sized(plan.host_tables)} {where}"))
         nodes = "one node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes of {plan.gpus_per_node} GPUs"
         ranks = f", {how['mpi_ranks']} MPI ranks" if how["mpi_ranks"] else ""
         print(paragraph(f"{nodes}{ranks}: {how['command']}, {how['where']}"))
         words = "`deepseek-triton build` with the same options and --output DIR writes it, with"
         print(paragraph(f"{words} {how['script']}"))
-        show_warnings(plan)
+        show_warnings(plan.warnings)
         if plan.omissions and not brief:
             print(f"\n{styled('Left out', '1')}")
             for omission in plan.omissions:
@@ -345,20 +346,15 @@ def _show_memory(plan: Plan) -> None:
     show(Table(title=title, headings=headings, rows=counts))
 
 
-def _decimal(size: int) -> str:
-    """Return bytes in gigabytes, or in megabytes where they are less than one."""
-    return f"{size / 1e9:,.0f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"
-
-
-def show_warnings(plan: Plan | DisaggregatedPlan, whose: str = "") -> None:
-    """Print the rules that the plan breaks without being refused.
+def show_warnings(warnings: Sequence[PlanWarning], whose: str = "") -> None:
+    """Print the rules that a plan breaks without being refused.
 
     :param whose: added to the title.
     """
-    if not plan.warnings:
+    if not warnings:
         return
     print(f"\n{styled(f'Warnings and notes{whose}', '1')}")
-    for warned in plan.warnings:
+    for warned in warnings:
         rule, violation = warned.rule, warned.violation
         print(paragraph(f"{rule.severity} {rule.code}: {violation.message}"))
         print(paragraph(f"fix: {violation.fix}", "    "))
