@@ -257,6 +257,41 @@ def leave(limited, triton):
     return leave
 
 
+def test_tokens_are_counted_while_they_come_and_to_the_end_of_an_answer_that_is_left(gateway, triton, tmp_path):
+    counts = {"num_output_tokens": 3, "num_input_tokens": 7}
+
+    def long_answer(wire):
+        wire.head()
+        if triton.asked[-1]["streaming"]:
+            assert triton.asked[-1]["return_num_output_tokens"]
+            wire.chunk(event(text_output="Hello", num_output_tokens=2))
+        wire.wait_for_stop()
+        wire.chunk(event(finish_reason="cancelled", **counts))
+        wire.chunk(b"")
+
+    def counted(client, *names):
+        text = client.get("/metrics").text
+        found = (re.search(rf'^deepseek_triton_gateway_{name}{{model="tiny"}} (.*)$', text, re.M) for name in names)
+        return [float(each[1]) if each else None for each in found]
+
+    triton.script = long_answer
+    names = ("generated_tokens_total", "time_to_first_token_seconds_count", "prompt_tokens_total")
+    with gateway(access_log=str(tmp_path / "log")) as client:
+        url = f"{client.base_url}".rstrip("/")
+        for path, body in BODIES.items():
+            with leaving(url + path, {**body, "stream": True}, until=b"Hello"):
+                pass
+        wait_for(lambda: counted(client, names[0]) == [15])
+        with leaving(url + CHAT, {**BODIES[CHAT], "stream": True}, until=b"Hello"):
+            assert counted(client, *names) == [17, 4, 21]
+        with leaving(url + CHAT, BODIES[CHAT], until=b""):
+            wait_for(lambda: len(triton.asked) == 5)
+        wait_for(lambda: counted(client, *names) == [23, 4, 35])
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    [whole] = [line for line in lines if line["client_left"] and not line["stream"]]
+    assert (whole["prompt_tokens"], whole["generated_tokens"]) == (7, 3)
+
+
 @pytest.mark.slow
 def test_answers_that_are_left_are_charged_as_far_as_they_came(charged, leave, triton):
     """And one that nobody has waited for with its prompt."""

@@ -56,14 +56,15 @@ class PacedTriton(asyncio.Protocol):
             return
         batch = 1 if self.period_s else min(_BATCH, num_left)
         us = time.monotonic_ns() // 1000
-        event = _chunk(b'data: {"model_name":"m","model_version":"1","text_output":"%d "}\n\n' % us)
+        counts = b'"num_output_tokens":1,' if b'"return_num_output_tokens":true' in self._body else b""
+        event = _chunk(b'data: {"model_name":"m","model_version":"1",%b"text_output":"%d "}\n\n' % (counts, us))
         self._transport.write(event * batch)
         num_left -= batch
         if num_left:
             asyncio.get_running_loop().call_at(due_s + self.period_s, self._token, due_s + self.period_s, num_left)
         else:
             last = b'data: {"text_output":"","finish_reason":"length","num_input_tokens":8,"num_output_tokens":%d}\n\n'
-            self._transport.write(_chunk(last % self.num_chunks) + b"0\r\n\r\n")
+            self._transport.write(_chunk(last % (0 if counts else self.num_chunks)) + b"0\r\n\r\n")
 
 
 def _chunk(data: bytes) -> bytes:

@@ -221,7 +221,6 @@ class ApiRequest:
         self.exchange.record.model = known
         if self.caller is not None and self.state.guard is not None:
             self.reserved = self.state.guard.reserve(self.caller, self.num_body_bytes, most_tokens)
-            self.exchange.record.counts_responses = self.caller.tokens_per_minute is not None
             self.exchange.headers += self.reserved.headers
         return known, model
 

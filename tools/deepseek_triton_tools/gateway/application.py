@@ -113,16 +113,24 @@ async def ready(request: ApiRequest) -> None:
     await request.exchange.respond(200, b"{}")
 
 
+_HISTORY = "/fleet/history"
+
+
 async def fleet(request: ApiRequest) -> None:
-    """Every server as it is now, for the dashboard. With several workers, as the one that answers sees it."""
+    """Every server as it is now, for the dashboard, and on the second path the last half hour. With several workers, as
+    the one that answers sees it."""
     if not _is_admin(request):
         message = "this API key may not see the servers: expected one with admin=yes in the file of keys"
         raise OpenAIError(403, message, code="not_an_admin")
+    state = request.state
+    await state.named_models()  # so that a name is known before anybody has asked for the model
     models = [
         {"model": model.known_name, "servers": [dataclasses.asdict(server) for server in model.fleet.servers()]}
-        for model in request.state.models
+        for model in state.models
     ]
-    answer = {"workers": request.state.settings.workers, "models": models}
+    answer = {"workers": state.settings.workers, "models": models, "now": state.now()}
+    if request.exchange.record.route == _HISTORY:
+        answer["history"] = [*state.history]
     await request.exchange.respond(200, msgspec.json.encode(answer))
 
 
@@ -251,6 +259,7 @@ _GET: dict[str, Handler] = {
     "/v1/models/{model:path}": one_model,
     "/tokenizer_info": tokenizer_info,
     "/fleet": fleet,
+    _HISTORY: fleet,
 }
 _KEPT = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/{part}")
 _OPEN: dict[str, Handler] = {

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
-from msgspec import structs
 
 from deepseek_triton_tools.gateway.api_route import ApiRequest
 from deepseek_triton_tools.gateway.chat_request import GUIDE_FIELDS, ModelRequest, read_common
@@ -251,7 +250,8 @@ async def _all_parts(
         prompt = asked.prompts[index]
         affinity = affinity_key(prompt, hint=asked.cache_key)
         inputs = {**asked.prompt_inputs(prompt), "streaming": asked.stream}
-        return generate(model, record, inputs, affinity, suffix=suffix, copies=asked.copies)
+        first = index * asked.num_choices
+        return generate(model, record, inputs, affinity, suffix=suffix, first=first, copies=asked.copies)
 
     if len(asked.prompts) == 1:
         async with aclosing(one(0, "")) as parts:
@@ -267,8 +267,7 @@ async def _all_parts(
         try:
             async with room, aclosing(one(index, f"-{index}")) as parts:
                 async for some in parts:
-                    first = index * asked.num_choices
-                    await queue.put([structs.replace(part, sequence=first + part.sequence) for part in some])
+                    await queue.put(some)
             await queue.put(None)
         except Exception as error:
             await queue.put(error)

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -207,6 +208,11 @@ class Observers:
             self._traces.close()
 
 
+_LOOK_S = 1.0
+"""Between two looks at what runs, after which the metrics have it."""
+_NUM_LOOKS = 10
+"""How many looks make one moment of the dashboard's history."""
+_HISTORY_S = 1800.0
 # For clients to read that their requests are ended. One that reads nothing must not hold up the stop.
 _LAST_WORDS_S = 2.0
 
@@ -222,6 +228,8 @@ class GatewayState:
             ModelFront(model, open_fleet(model, settings)) for model in settings.models
         ]
         self._running: set[asyncio.Task[object]] = set()
+        self.history: deque[dict[str, object]] = deque(maxlen=round(_HISTORY_S / _LOOK_S / _NUM_LOOKS))
+        """What `now` was in the last half hour."""
 
     def runs(self, task: asyncio.Task[object]) -> None:
         """The task answers a request, and needs all of this until it has ended."""
@@ -230,12 +238,31 @@ class GatewayState:
 
     async def start(self) -> None:
         await asyncio.gather(*(model.fleet.start() for model in self.models))
+        self._look(0)
+
+    def _look(self, number: int) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self._look, number + 1)
+        self.observers.metrics.count_running()
+        if number % _NUM_LOOKS == 0:
+            self.history.append(self.now())
+
+    def now(self) -> dict[str, object]:
+        """What the dashboard's tiles show. `sums` grow, so two of them tell a rate."""
+        servers = [server for model in self.models for server in model.fleet.servers()]
+        return {
+            "at": time.time(),
+            "servers": len(servers),
+            "up": sum(server.state == "up" and not server.leaving for server in servers),
+            "inflight": sum(server.own.sequences + server.others.sequences for server in servers),
+            "sums": self.observers.metrics.sums(),
+        }
 
     async def close(self) -> None:
         """Let the requests end first: after `drain_s` uvicorn cancels them, and does not wait for their ends."""
         if self._running:
             await asyncio.wait(self._running, timeout=_LAST_WORDS_S)
         await asyncio.gather(*(model.fleet.close() for model in self.models))
+        self._next_look.cancel()
         if self.guard is not None:
             self.guard.close()
         self.observers.close()

@@ -6,7 +6,8 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Container, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from logging.handlers import WatchedFileHandler
@@ -18,6 +19,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
+
+from deepseek_triton_tools.gateway.triton_call import Part
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _log = logging.getLogger(__name__)
@@ -54,9 +57,6 @@ class HandledRequest:
     """The error's code, or its type where it has none; "" for an answer."""
     finish_reason: str = ""
     """The first choice's."""
-    counts_responses: bool = False
-    """The model's server tells the counts of tokens with each response, because a key's limit needs them of an answer
-    that is left before its end too."""
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int | None = None
@@ -66,6 +66,12 @@ class HandledRequest:
     ended_s: float | None = None
     client_left: bool = False
     """The client closed the connection before the answer was complete."""
+    last_words: list[Part] = field(default_factory=list)
+    """What the model's server still said when it was told that the client had left: the counts to that moment."""
+    tell: Callable[["HandledRequest"], None] = lambda record: None
+    """Brings the counts above up to date while the answer goes on."""
+    counted: dict[str, int] = field(default_factory=dict)
+    """Metric -> as much of it as has been counted for this request."""
     trace_parent: str = ""
     """The client's `traceparent` header."""
     upstream_headers: dict[str, str] = field(default_factory=dict)
@@ -113,6 +119,10 @@ def begin_record(route: str, headers: Iterable[tuple[bytes, bytes]]) -> HandledR
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "deepseek_triton_gateway_"
+MODEL_ROUTES = {"/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/completions": "text_completion"}
+"""The routes that ask a model -> OpenTelemetry's gen_ai.operation.name."""
+_TTFT, _ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
+_SUMMED = {"generated_tokens_total", *(f"{name}_{end}" for name in (_TTFT, _ITL) for end in ("sum", "count"))}
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """The folder in which several processes count. prometheus_client reads it when it is imported."""
 
@@ -149,13 +159,13 @@ FAMILIES = (
     GatewayFamily(PREFIX + "key_requests_total", ("key",), "Requests of an API key, by its name; refused ones too."),
     GatewayFamily(PREFIX + "key_tokens_total", ("key",), "Tokens of an API key, prompts and answers together."),
     GatewayFamily(
-        PREFIX + "time_to_first_token_seconds",
+        PREFIX + _TTFT,
         ("model",),
         "Time from a streaming request's first line to its first token.",
         (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
     ),
     GatewayFamily(
-        PREFIX + "inter_token_latency_seconds",
+        PREFIX + _ITL,
         ("model",),
         "Mean time between two tokens of a stream: one value for each request.",
         (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
@@ -178,6 +188,7 @@ class GatewayMetrics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._running: dict[str, HandledRequest] = {}
         for name, labels, text, buckets in FAMILIES:
             key = name.removeprefix(PREFIX)
             if name.endswith("_total"):
@@ -194,29 +205,45 @@ class GatewayMetrics:
 
     def begins(self, record: HandledRequest) -> None:
         self._gauges["inflight_requests"].inc()
+        self._running[record.upstream_id] = record
 
     def ends(self, record: HandledRequest) -> None:
         self._gauges["inflight_requests"].dec()
+        self._running.pop(record.upstream_id, None)
         model = record.model
         self._count("requests_total", 1, record.route, model, str(record.status), record.error_code)
         self._count("retries_total", record.retries)
         self._count("clients_left_total", int(record.client_left), model)
-        self._count("prompt_tokens_total", record.num_input_tokens, model)
-        self._count("cached_prompt_tokens_total", record.num_cached_tokens or 0, model)
-        self._count("generated_tokens_total", record.num_output_tokens, model)
-        self._count("reasoning_tokens_total", record.num_reasoning_tokens or 0, model)
+        self._count_tokens(record)
         if record.server:
             self._count("server_requests_total", 1, record.server, str(record.status))
         if record.key_name:
             self._count("key_requests_total", 1, record.key_name)
-            self._count("key_tokens_total", record.num_input_tokens + record.num_output_tokens, record.key_name)
         self._histograms["request_duration_seconds"].labels(record.route).observe(record.duration_s)
-        for name, seconds in (
-            ("time_to_first_token_seconds", record.ttft_s),
-            ("inter_token_latency_seconds", record.mean_itl_s),
+        if (itl_s := record.mean_itl_s) is not None:
+            self._histograms[_ITL].labels(model).observe(itl_s)
+
+    def count_running(self) -> None:
+        """Count what has come of the answers that go on."""
+        for record in self._running.values():
+            record.tell(record)
+            self._count_tokens(record)
+
+    def _count_tokens(self, record: HandledRequest) -> None:
+        counted = record.counted
+        num_input, num_output = record.num_input_tokens, record.num_output_tokens
+        for name, number, label in (
+            ("prompt_tokens_total", num_input, record.model),
+            ("cached_prompt_tokens_total", record.num_cached_tokens or 0, record.model),
+            ("generated_tokens_total", num_output, record.model),
+            ("reasoning_tokens_total", record.num_reasoning_tokens or 0, record.model),
+            ("key_tokens_total", num_input + num_output if record.key_name else 0, record.key_name),
         ):
-            if seconds is not None:
-                self._histograms[name].labels(model).observe(seconds)
+            self._count(name, number - counted.get(name, 0), label)
+            counted[name] = number
+        if (ttft_s := record.ttft_s) is not None and _TTFT not in counted:
+            counted[_TTFT] = 1
+            self._histograms[_TTFT].labels(record.model).observe(ttft_s)
 
     def text(self, servers_up: Iterable[tuple[str, bool]] = (), *, names: bool = True) -> bytes:
         """All of it in Prometheus's text format, over all processes.
@@ -227,20 +254,38 @@ class GatewayMetrics:
         known = dict(servers_up)
         for server, is_up in known.items():
             self._gauges["server_up"].labels(server).set(is_up)
-        registry = self._registry
-        if self._folder is not None:
-            # A killed worker leaves its requests in flight in its gauges. Its counters stay: they must not fall.
-            for pid in {int(path.stem.rpartition("_")[2]) for path in Path(self._folder).glob("gauge_live*_*.db")}:
-                try:
-                    os.kill(pid, 0)
-                except ProcessLookupError:
-                    mark_process_dead(pid, self._folder)  # type: ignore[no-untyped-call]
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry, path=self._folder)  # type: ignore[no-untyped-call]
-        return generate_latest(_PresentMetrics(registry, known if names else None))
+        return generate_latest(_PresentMetrics(self._of_all_processes(), known if names else None))
+
+    def sums(self) -> dict[str, float]:
+        """What the dashboard shows, over all labels and processes. requests_asked: those to a model; requests_failed:
+        those of them that were answered with an error."""
+        sums: dict[str, float] = defaultdict(float)
+        for family in self._of_all_processes().collect():
+            for name, labels, value, *_ in family.samples:
+                key = name.removeprefix(PREFIX)
+                if key in _SUMMED:
+                    sums[key] += value
+                elif key == "requests_total" and labels["route"] in MODEL_ROUTES:
+                    sums["requests_asked"] += value
+                    sums["requests_failed"] += value * labels["status"].startswith(("4", "5"))
+        return sums
+
+    def _of_all_processes(self) -> CollectorRegistry:
+        self.count_running()
+        if self._folder is None:
+            return self._registry
+        # A killed worker leaves its requests in flight in its gauges. Its counters stay: they must not fall.
+        for pid in {int(path.stem.rpartition("_")[2]) for path in Path(self._folder).glob("gauge_live*_*.db")}:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                mark_process_dead(pid, self._folder)  # type: ignore[no-untyped-call]
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=self._folder)  # type: ignore[no-untyped-call]
+        return registry
 
     def _count(self, name: str, amount: int, *labels: str) -> None:
-        if amount:
+        if amount > 0:
             counter = self._counters[name]
             (counter.labels(*labels) if labels else counter).inc(amount)
 

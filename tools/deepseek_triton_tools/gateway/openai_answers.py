@@ -1,10 +1,11 @@
 """All answers share this: the parts' way to the client, and log-probabilities, ends and counts in OpenAI's words."""
 
+import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -14,13 +15,14 @@ from msgspec import structs
 from deepseek_triton_tools.gateway.api_route import ApiRequest
 from deepseek_triton_tools.gateway.model_front import ModelFront
 from deepseek_triton_tools.gateway.observers import HandledRequest
-from deepseek_triton_tools.gateway.openai_fields import COUNTS, OpenAIError
+from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
+from deepseek_triton_tools.gateway.triton_server import within
 
 UNFINISHED = UpstreamError("the server ended its response before the answer's end")
 """For a response that is complete HTTP, and whose answer lacks its last part."""
-
-
+_LAST_WORDS_S = 6.0
+"""For the counts of an answer whose client has left; a server that does not stop is left after five seconds."""
 _LEAST = -9999.0
 """In place of minus infinity, which JSON has not."""
 
@@ -180,6 +182,12 @@ class Answer(ABC):
         """Every choice has ended."""
         return all(choice.finish_reason for choice in self._all)
 
+    def tell(self, record: HandledRequest) -> None:
+        """Tell the record how many tokens there have been."""
+        counts = self.counts
+        record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
+        record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning
+
     def begin(self) -> bytes:
         """The events before those of the first parts."""
         return b""
@@ -200,16 +208,24 @@ async def generate(
     affinity: bytes | None,
     *,
     suffix: str = "",
+    first: int = 0,
     copies: int = 1,
 ) -> AsyncGenerator[list[Part], None]:
     """The model's answer, with what the record has to know of the way to it.
 
-    suffix: of the request's id at the server. copies: how many sequences the answer's one is given as.
+    suffix: of the request's id at the server. first: the number of its first sequence in the whole answer. copies: how
+    many sequences the answer's one is given as.
     """
-    if record.counts_responses:
-        inputs = {**inputs, **COUNTS}
+    ended = asyncio.Event()
+
+    def late(parts: list[Part], error: UpstreamError | None) -> None:
+        record.last_words += _numbered(parts, first)
+        ended.set()
+
+    if inputs["streaming"]:  # so that metrics go on while it does
+        inputs = {**inputs, "return_num_output_tokens": True}
     inputs = await model.own_inputs(inputs)
-    call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [], [])
+    call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [], [], late=late)
     try:
         async with aclosing(model.fleet.generate(call)) as answer:
             async for parts in answer:
@@ -221,8 +237,11 @@ async def generate(
                         for number in range(1, copies)
                         for part in parts
                     ]
-                yield parts
+                yield _numbered(parts, first)
     finally:
+        if record.client_left and call.sent:
+            with suppress(TimeoutError):
+                await within(_LAST_WORDS_S, ended.wait())
         if call.tried:
             record.server = call.tried[-1]
             record.retries += len(call.tried) - 1
@@ -231,17 +250,24 @@ async def generate(
             record.retries += len(call.context_tried) - 1
 
 
+def _numbered(parts: list[Part], first: int) -> list[Part]:
+    if first:
+        for part in parts:
+            part.sequence += first
+    return parts
+
+
 async def give(request: ApiRequest, answer: Answer, parts: AsyncGenerator[list[Part], None], *, stream: bool) -> None:
     """Send the model's answer, as it comes or once it is whole.
 
     :raises UpstreamError: when it doesn't come to its end; a stream may have begun.
     """
     exchange, record = request.exchange, request.exchange.record
-    record.stream = stream
+    record.stream, record.tell = stream, answer.tell
     if stream:
         exchange.expect_stream()
-    async with aclosing(parts):
-        try:
+    try:
+        async with aclosing(parts):
             async for some in parts:
                 if not stream:
                     answer.take(some)
@@ -254,12 +280,11 @@ async def give(request: ApiRequest, answer: Answer, parts: AsyncGenerator[list[P
                 # Closing the parts has the server stop, so nobody pays for what nobody wants.
                 if answer.complete:
                     break
-        finally:
-            # Also of an answer that fails or is left: its tokens are counted against the key all the same.
-            counts = answer.counts
-            record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
-            record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning
-            record.finish_reason = answer.finish_reason
+    finally:
+        # Also of an answer that fails or is left: its tokens are counted against the key all the same.
+        record.finish_reason = answer.finish_reason
+        answer.take(record.last_words)
+        answer.tell(record)
     if not answer.done:
         raise UNFINISHED
     if stream:

@@ -165,7 +165,7 @@ class _SharedRequest:
             inputs["timeout_ms"] = max(1, timeout_ms - round((time.monotonic() - self._began_s) * 1e3))
         num_text, num_reasoning = self._num_text, self._num_reasoning
         # Whatever a generation server has cached is of no use: the KV cache comes from elsewhere.
-        late = self._take_late_refusal if request_type == "generation_only" else None
+        late = self._take_late_refusal if request_type == "generation_only" else self._call.late
         call = structs.replace(self._call, inputs=inputs, affinity=None, sent=[], late=late)
         has_answered = was_refused = False
         try:
@@ -202,12 +202,16 @@ class _SharedRequest:
                 self.handover, self._must_fetch = part.context_phase_params, True
 
     def _take_late(self, parts: list[Part], error: UpstreamError | None) -> None:
-        """The context server had finished before it was told to stop."""
+        """The context server was told to stop; it may have finished before."""
+        if self._call.late is not None:
+            self._call.late(parts, error)
         self._take_handover(parts)
         self.let_go()
 
     def _take_late_refusal(self, parts: list[Part], error: UpstreamError | None) -> None:
-        """The client left before it was known that the generation server did not take the request."""
+        """The client left, perhaps before it was known that the generation server did not take the request."""
+        if self._call.late is not None:
+            self._call.late(parts, error)
         if error is not None and error.unprocessed:
             self._must_fetch = True
             self.let_go()

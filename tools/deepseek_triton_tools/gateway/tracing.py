@@ -7,10 +7,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deepseek_triton_tools.gateway.observers import HandledRequest
-
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/completions": "text_completion"}
-"""Route -> OpenTelemetry's gen_ai.operation.name."""
+from deepseek_triton_tools.gateway.observers import MODEL_ROUTES, HandledRequest
 
 
 class Traces:
@@ -35,7 +32,7 @@ class Traces:
 
     def ends(self, record: HandledRequest) -> None:
         span = self._spans.pop(record.upstream_id)
-        operation = _OPERATIONS.get(record.route)
+        operation = MODEL_ROUTES.get(record.route)
         if operation:
             span.update_name(f"{operation} {record.model}")
         known = {
