@@ -1,7 +1,5 @@
 """Text helpers of the generator and the tools: quoted values, names safe to print, comments, YAML, templates."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """The asynchronous client, which has the same methods as the blocking one in `_client`."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal, overload
 
@@ -26,7 +24,7 @@ from deepseek_triton_client._core.sampling_params import SamplingParams
 class AsyncStream(BaseStream):
     """One answer, read with `async for` while it is generated; see `Stream`."""
 
-    async def __aenter__(self) -> AsyncStream:
+    async def __aenter__(self) -> "AsyncStream":
         self._exchange = await self._calls.open(self._unopened())
         return self
 
@@ -181,7 +179,7 @@ class AsyncClient(BaseClient[AsyncStream]):
             calls, self._open_calls = self._open_calls, None
             await calls.close()
 
-    async def __aenter__(self) -> AsyncClient:
+    async def __aenter__(self) -> "AsyncClient":
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -1,7 +1,5 @@
 """The runtime of the asynchronous client: sleep, events, sockets and time limits on an asyncio event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import socket
@@ -37,7 +35,7 @@ class AsyncioRuntime:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def event(self) -> _AsyncioEvent:
+    def event(self) -> "_AsyncioEvent":
         return _AsyncioEvent()
 
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog:
@@ -78,7 +76,7 @@ class AsyncioSocket(asyncio.Protocol):
     idle connection that received such bytes, for example a proxy's 408, must not serve the next request.
     """
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, host: str, port: int, tls: "ssl.SSLContext | None") -> None:
         self._address = host, port
         self._tls = tls
         self._loop = asyncio.get_running_loop()

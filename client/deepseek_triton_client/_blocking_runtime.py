@@ -4,8 +4,6 @@ A blocked socket read and a gRPC stream do not accept a time limit that changes 
 interrupted: one thread watches the limits of all requests.
 """
 
-from __future__ import annotations
-
 import _thread
 import math
 import os
@@ -46,7 +44,7 @@ class BlockingRuntime:
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def event(self) -> _BlockingEvent:
+    def event(self) -> "_BlockingEvent":
         return _BlockingEvent()
 
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog:
@@ -90,7 +88,7 @@ class _BlockingEvent:
 class BlockingSocket:
     """See `Socket`. With `tls` None it is plain TCP."""
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, host: str, port: int, tls: "ssl.SSLContext | None") -> None:
         self._address = host, port
         self._tls = tls
         self._socket: socket.socket | None = None

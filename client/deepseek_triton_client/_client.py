@@ -1,7 +1,5 @@
 """The blocking client, and the base classes that both clients share."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -85,7 +83,7 @@ class Stream(BaseStream):
     """One answer, read chunk by chunk while it is generated. Iterate once and from one thread; `completion` reads the
     rest. Any error of the package can come between two chunks; it ends the stream."""
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> "Stream":
         self._exchange = run(self._calls.open(self._unopened()))
         return self
 
@@ -435,7 +433,7 @@ class Client(BaseClient[Stream]):
             calls, self._open_calls = self._open_calls, None
             run(calls.close())
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, *exc: object) -> None:

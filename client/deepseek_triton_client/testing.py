@@ -20,8 +20,6 @@ metadata and metrics. `Client`, `AsyncClient` and every other HTTP client can ta
 does not check the sampling fields that it gets.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -227,7 +225,7 @@ class FakeServer(LoopbackServer):
         self._is_closed = False
         super().__init__()
 
-    def __enter__(self) -> FakeServer:
+    def __enter__(self) -> "FakeServer":
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -1,7 +1,5 @@
 """The arguments that a script gives by flags to a program of TensorRT-LLM, or to `vllm serve`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -88,7 +86,7 @@ class ProgramFlags:
             self.settings[key] = value
 
     @classmethod
-    def of(cls, script: ShellScript, program: Program) -> ProgramFlags:
+    def of(cls, script: ShellScript, program: Program) -> "ProgramFlags":
         """Return what can be said before any flag is read."""
         unseen = _more_flags(program.open_words) if program.hides_flags else []
         return cls(file=script.file, unseen=unseen, is_open=program.hides_flags)

@@ -1,7 +1,5 @@
 """The steps that every check of a model takes, and the rules applied to the deployment that its arguments describe."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -119,7 +117,7 @@ class ModelCheck:
             self.findings += variable_problems(own, document.file)
         return {name: one.value for name, one in {**exported, **own}.items() if one.value is not None}
 
-    def done(self, file: str, model: str | None, backend: str, engine: str) -> ModelCheck:
+    def done(self, file: str, model: str | None, backend: str, engine: str) -> "ModelCheck":
         """Return the check with its result.
 
         :param file: the one that names the model.

@@ -1,7 +1,5 @@
 """Shell scripts: the variables that they export, and the program that they start with its flags. Nothing is run."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -101,7 +99,7 @@ class ShellScript:
         return read_commands(self.text, self.folder, 1 if self.file == START_SCRIPT else MOST_STATES, states)
 
     @cached_property
-    def starts(self) -> Sequence[tuple[ShellScript, State]]:
+    def starts(self) -> "Sequence[tuple[ShellScript, State]]":
         """The scripts beside it that start it, and in which states."""
         name = Path(self.file).name
         found: list[tuple[ShellScript, State]] = []
@@ -141,7 +139,7 @@ class ShellScript:
         return [option for options in lines for option in options]
 
     @cached_property
-    def programs(self) -> Sequence[Program]:
+    def programs(self) -> "Sequence[Program]":
         """The programs of TensorRT-LLM and of vLLM that the script may start, in order.
 
         One that different branches start in other ways stands here once.
@@ -158,7 +156,7 @@ class ShellScript:
         return list(found.values())
 
     @property
-    def program(self) -> Program | None:
+    def program(self) -> "Program | None":
         """The last of the programs; None when it starts none."""
         return self.programs[-1] if self.programs else None
 

@@ -3,8 +3,6 @@
 Whatever the text, there is a tree; what bash could not read is left out of it.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -37,7 +35,7 @@ class Node:
     words: tuple[Raw, ...] = ()
     """`for` has its variable here, and the words if it has any; `function` its name; `arm`, a part of `case`, the
     patterns."""
-    bodies: tuple[Body, ...] = ()
+    bodies: "tuple[Body, ...]" = ()
     """`if` has conditions and commands by turns, and last those of `else`."""
     redirects: tuple[Redirect, ...] = ()
 

@@ -1,7 +1,5 @@
 """The expansion of a shell script's words: parameters, arithmetic, quotes. What it does not say stays marked."""
 
-from __future__ import annotations
-
 import operator
 import re
 from abc import ABC, abstractmethod
@@ -92,11 +90,11 @@ class State:
     input: str = ""
     input_line: int = 0
 
-    def copy(self, **changes: object) -> State:
+    def copy(self, **changes: object) -> "State":
         own = {name: dict(getattr(self, name)) for name in ("variables", "exported", "files", "decisions")}
         return replace(self, **{**own, **changes})  # type: ignore[arg-type]
 
-    def after(self, status: bool | None, *, is_test: bool = False, is_likely: bool = False) -> list[State]:
+    def after(self, status: bool | None, *, is_test: bool = False, is_likely: bool = False) -> "list[State]":
         self.status, self.is_test, self.is_likely = status, is_test, is_likely
         return [self]
 

@@ -1,7 +1,5 @@
 """The catalogue: architectures, variants, checkpoints and GPUs. The YAML files give the source of each figure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,7 +119,7 @@ class KnownCheckpoint:
     alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
     """Other Hugging Face name -> the fields that differ for the checkpoint of that name."""
 
-    def under_each_name(self) -> Mapping[str, KnownCheckpoint]:
+    def under_each_name(self) -> "Mapping[str, KnownCheckpoint]":
         """Return Hugging Face name -> the checkpoint of that name, `model` first."""
         own = {self.model: self} if self.model else {}
         return own | {name: replace(self, model=name, **differs) for name, differs in self.alternatives.items()}

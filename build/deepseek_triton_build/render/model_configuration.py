@@ -2,8 +2,6 @@
 comment above, and config.pbtxt, the model as Triton sees it; the wire contract as the tables of docs/contract.md too.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -160,13 +158,13 @@ def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
 _OURS = "triton_config."
 
 
-def model_yaml(plan: Plan, *, stamp: str) -> str:
+def model_yaml(plan: "Plan", *, stamp: str) -> str:
     """Return the text: LLM arguments at the top level, where upstream's model.py reads them; ours in triton_config."""
     lines = [f"# {stamp}", "# LLM arguments; the backend's own settings are under triton_config."]
     lines += yaml_lines(plan.settings)
     return "\n".join(lines) + "\n"
 
 
-def llm_arguments(plan: Plan) -> list[Setting]:
+def llm_arguments(plan: "Plan") -> list[Setting]:
     """Return the settings that are the engine's arguments, under the release's own keys."""
     return [setting for setting in plan.settings if not setting.key.startswith(_OURS)]

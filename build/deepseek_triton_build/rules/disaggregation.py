@@ -1,7 +1,5 @@
 """Rules G: context and generation servers, which hand over the KV cache (disaggregated serving)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +31,7 @@ class ServerPair:
         """Seconds within which all servers have to be ready."""
         return max(ready_within_s(d.checkpoint.weight_bytes) for d in self.sides.values() if d.checkpoint is not None)
 
-    def well_typed(self) -> ServerPair:
+    def well_typed(self) -> "ServerPair":
         """Return the pair without the settings whose values are of a wrong type."""
         return replace(self, context=self.context.well_typed(), generation=self.generation.well_typed())
 

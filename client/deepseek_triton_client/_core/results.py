@@ -1,7 +1,5 @@
 """Results: chunks, completions, metrics, and what a server says about itself."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping
@@ -213,7 +211,7 @@ class Metrics:
     """The text that the server sent."""
 
     @classmethod
-    def parse(cls, text: str) -> Metrics:
+    def parse(cls, text: str) -> "Metrics":
         """Parse the text. Raises ProtocolError, quoting the first line that is not in this format."""
         lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
         return cls(tuple(_sample(number, line) for number, line in lines if line and not line.startswith("#")), text)

@@ -1,7 +1,5 @@
 """Sampling parameters: everything that a request can say besides its prompt."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json
@@ -141,11 +139,11 @@ class SamplingParams:
         given = ", ".join(f"{field.name}={value!r}" for field, value in self.given())
         return f"SamplingParams({given})"
 
-    def given(self) -> Iterator[tuple[SamplingField, Any]]:
+    def given(self) -> "Iterator[tuple[SamplingField, Any]]":
         """The fields that are set, and their values."""
         return ((SAMPLING_BY_NAME[name], value) for name, value in self._set().items())
 
-    def merged(self, fields: Mapping[str, Any]) -> SamplingParams:
+    def merged(self, fields: Mapping[str, Any]) -> "SamplingParams":
         """Return a copy with `fields` set; None unsets a field. Raises InvalidRequest with every problem."""
         if not fields:
             return self

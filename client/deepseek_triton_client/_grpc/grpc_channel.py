@@ -1,7 +1,5 @@
 """gRPC channels of both kinds, their settings, and what the statuses of their calls mean."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence
@@ -158,7 +156,7 @@ class BlockingChannel:
         self._channel = _connect(grpc, target, options, credentials)
         self._closed = False
 
-    def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> BlockingCall:
+    def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> "BlockingCall":
         """Send one request. Raises Cancelled if the channel is closed."""
         try:
             return BlockingCall(self._channel.unary_stream(path)(request, timeout=timeout_s, metadata=metadata))
@@ -206,7 +204,7 @@ class AsyncioChannel:
         self._calls: WeakSet[AsyncioCall] = WeakSet()
         self._closed = False
 
-    def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> AsyncioCall:
+    def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> "AsyncioCall":
         if self._closed:
             raise Cancelled("the client is closed")
         if self._channel is None:

@@ -12,8 +12,6 @@ This uses the messages that tritonclient generates from Triton's protocol files,
 numpy arrays, runs one stream for each client object and reports through a callback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -76,7 +74,7 @@ class GrpcTransport:
         self.connected = False
         """Whether something has answered, and the connection has not failed since, as far as is known."""
 
-    def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> GrpcStream:
+    def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> "GrpcStream":
         message = pb.ModelInferRequest(
             model_name=self._model["name"], model_version=self._model["version"], id=request_id
         )

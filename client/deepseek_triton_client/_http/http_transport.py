@@ -6,8 +6,6 @@ but not while /generate waits for its one response.
 This uses h11 and the client's own sockets instead of httpx, whose pool takes longer with every active request.
 """
 
-from __future__ import annotations
-
 import ssl
 import threading
 from collections import deque
@@ -68,7 +66,7 @@ class HttpTransport:
         self._streams: WeakSet[HttpResponseStream] = WeakSet()  # weak, so that a stream that is dropped ends
         self._streams_lock = threading.Lock()
 
-    def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> HttpResponseStream:
+    def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> "HttpResponseStream":
         stream = HttpResponseStream(self, encode_json(request_id, inputs), connect_s)
         with self._streams_lock:
             self._streams.add(stream)
@@ -140,7 +138,7 @@ class HttpTransport:
         ]
         return HttpRequest("POST", self._generate_target, headers, body)
 
-    def headers(self, target: _Target) -> Headers:
+    def headers(self, target: "_Target") -> Headers:
         """The user's headers, which may replace host and user-agent, the client's own."""
         headers = {b"host": target.host_header, b"user-agent": b"deepseek-triton-client"}
         headers.update((name.encode(), value.encode()) for name, value in self._settings.request_headers())
@@ -174,7 +172,7 @@ class HttpTransport:
         await self.pool.give_back(connection)
         return answer
 
-    def _connect_to(self, target: _Target) -> HttpConnection:
+    def _connect_to(self, target: "_Target") -> HttpConnection:
         endpoint = target.endpoint
         tls = self._tls if endpoint.is_tls else None
         return HttpConnection(self._new_socket(target.host, endpoint.port, tls), endpoint)

@@ -1,7 +1,5 @@
 """Runs: when requests are due; load processes start together, tell how far they are, and give their records."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import multiprocessing
@@ -96,7 +94,7 @@ class LoadProcesses:
                 self._processes.append(process)
             undo.pop_all()
 
-    def __enter__(self) -> LoadProcesses:
+    def __enter__(self) -> "LoadProcesses":
         return self
 
     def __exit__(

@@ -1,7 +1,5 @@
 """Servers beside the load on them: OpenAI's API over aiohttp, what a server says of its model, and its metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -173,7 +171,7 @@ class MetricsWatch:
             )
             self._threads.append(thread)
 
-    def __enter__(self) -> MetricsWatch:
+    def __enter__(self) -> "MetricsWatch":
         for thread in self._threads:
             thread.start()
         self._began.wait()

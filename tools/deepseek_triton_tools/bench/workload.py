@@ -1,7 +1,5 @@
 """What is sent, and at which pace: requests and their lengths, datasets, points of load."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ class NormalLengths:
     mean: int
     stdev: int = 0
 
-    def draw(self, num: int, seed: int) -> NDArray[np.int64]:
+    def draw(self, num: int, seed: int) -> "NDArray[np.int64]":
         """Return the lengths that TensorRT-LLM's prepare_dataset.py draws for this seed: its generator, rounded up."""
         import numpy as np
 
@@ -58,7 +56,7 @@ class UniformLengths:
     least: int
     most: int
 
-    def draw(self, num: int, seed: int) -> NDArray[np.int64]:
+    def draw(self, num: int, seed: int) -> "NDArray[np.int64]":
         """Return the lengths that TensorRT-LLM's prepare_dataset.py draws for this seed."""
         import numpy as np
 

@@ -1,8 +1,6 @@
 """Download a checkpoint from the Hugging Face hub: verified as it lands, continued after any end, one process at a
 time."""
 
-from __future__ import annotations
-
 import errno
 import os
 import queue
@@ -384,7 +382,7 @@ class _Transfer:
             "hub lists; a proxy or a mirror changes it: set HF_ENDPOINT to another, or try again later"
         )
 
-    def _stream(self, file: HubFile, partial: Path) -> _Hash:
+    def _stream(self, file: HubFile, partial: Path) -> "_Hash":
         """Bring the bytes that the partial file lacks, and return the hash of all. It ends early if too many come."""
         digest, length = file.checksum.begin(), 0
         with suppress(FileNotFoundError):

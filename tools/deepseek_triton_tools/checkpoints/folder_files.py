@@ -1,7 +1,5 @@
 """The files of a checkpoint's folder: their sizes and hashes, and those beside the weights."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -33,7 +31,7 @@ class StoppedError(Exception):
 
 
 def add_file(
-    digest: _Hash, path: Path, stop: threading.Event, on_bytes: Callable[[int], object] = lambda _: None
+    digest: "_Hash", path: Path, stop: threading.Event, on_bytes: Callable[[int], object] = lambda _: None
 ) -> int:
     """Hash the file's content and return its length in bytes.
 

@@ -4,8 +4,6 @@ The header comes first, so what will be written has to be known before. Names, t
 the same tensors make the same bytes wherever and whenever they are written.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -97,7 +95,7 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         self._written = 0
 
-    def __enter__(self) -> ShardWriter:
+    def __enter__(self) -> "ShardWriter":
         self._file = self._scratch.open("wb", buffering=0)
         self._write(memoryview(self._header))
         return self

@@ -3,8 +3,6 @@
 `download` and `quantize` have modules of their own.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path
@@ -66,7 +64,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     status = StatusLine(_PLAIN_S)
 
-    def show(progress: VerifyProgress) -> None:
+    def show(progress: "VerifyProgress") -> None:
         status.show(lambda: f"compared {part_of(progress.done, progress.total)}")
 
     jobs = args.jobs or min(_MOST_JOBS, len(os.sched_getaffinity(0)))

@@ -1,7 +1,5 @@
 """`deepseek-triton checkpoint quantize`: make a checkpoint of another precision."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import time
@@ -109,7 +107,7 @@ def _convert(args: argparse.Namespace) -> int:
     status, begin_s = StatusLine(), time.monotonic()
     last: list[ConversionProgress] = []
 
-    def show(progress: ConversionProgress) -> None:
+    def show(progress: "ConversionProgress") -> None:
         if not last and not args.json:
             files = "1 file" if len(plan.shards) == 1 else f"{len(plan.shards)} files"
             status.say(f"{args.source}: {sized(plan.source_bytes)} to {sized(plan.size)} in {files}")

@@ -1,7 +1,5 @@
 """The options of `plan` and `build` that shape a plan; plan_request.py reads them."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterable
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 
 
-def slo(text: str) -> Slo:
+def slo(text: str) -> "Slo":
     """Limits in milliseconds, such as "ttft=500,tpot=30"."""
     from deepseek_triton_tools.bench.result import Slo  # as slow to import as a tenth of a plan, which few need
 

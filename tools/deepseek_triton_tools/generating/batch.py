@@ -4,8 +4,6 @@ All of the input is checked before anything is sent, and it is never all in memo
 of the input, in the same order, written as soon as known.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -89,9 +87,9 @@ def run_batch(
 
 def _answer(
     send: Callable[[Iterator[records.Request]], Generator[Completion | DeepseekTritonError, None, None]],
-    rows: Iterator[BatchRow],
-    output: Output,
-    progress: BatchProgress,
+    rows: "Iterator[BatchRow]",
+    output: "Output",
+    progress: "BatchProgress",
     max_failures: int | None,
 ) -> None:
     unanswered: deque[BatchRow] = deque()  # rows that were sent: their answers come in the same order

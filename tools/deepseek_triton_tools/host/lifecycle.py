@@ -1,7 +1,5 @@
 """Each long-running verb needs an orderly stop, a way to tell that it is ready, and a command that follows it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -40,7 +38,7 @@ class Stop:
         """The exit code after the first signal, as in a shell: 130 or 143."""
         return 128 + (self._first or signal.SIGINT)
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> "Stop":
         # A shell lets its background jobs ignore SIGINT; a signal that was ignored stays ignored.
         self._before = {n: signal.getsignal(n) for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
         # Python runs a handler only when the main thread gets to it, which takes as long as a wait that it has just

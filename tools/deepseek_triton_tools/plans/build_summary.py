@@ -1,7 +1,5 @@
 """A plan, or a plan of context and generation servers, written as a folder; and the summary of what was written."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -165,7 +163,7 @@ def start_line(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> str
     return f"run it on {plan.num_nodes} nodes: {script} on the first, with HOSTS naming all, or by Slurm; it says how"
 
 
-def _quant_config(plan: Plan) -> QuantConfigChange:
+def _quant_config(plan: Plan) -> "QuantConfigChange":
     """Plan the change of hf_quant_config.json. Raises ToolError when the checkpoint's folder is not on this machine."""
     from deepseek_triton_build import quant_config_change
 

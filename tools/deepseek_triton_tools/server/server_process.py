@@ -5,8 +5,6 @@ stop takes too long or when this process ends in whatever way, and leaves nothin
 know: where tritonserver is and what it needs, free ports, and what its log says.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -154,7 +152,7 @@ class ServerProcess:
         tritonserver: Path | None = None,
         server_args: tuple[str, ...] = (),
         on_progress: Callable[[StartProgress], None] | None = None,
-    ) -> ServerProcess:
+    ) -> "ServerProcess":
         """Start a server of `repository` on free ports of the loopback address, and wait until it is ready. Use it in a
         `with` block.
 
@@ -177,7 +175,7 @@ class ServerProcess:
             raise
         return server
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> "ServerProcess":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,6 @@
 """Tables and text for people: tables are drawn by rich on a terminal; in a pipe or a file they are plain lines, never
 cut off. A model's control characters are shown on a terminal instead of obeyed."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence
@@ -125,7 +123,7 @@ class AnswerPrinter:
         print(text, end="", flush=True)
 
 
-def console() -> Console:
+def console() -> "Console":
     """A console of rich that prints to stdout as the other functions do."""
     from rich.console import Console
 

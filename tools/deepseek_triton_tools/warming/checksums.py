@@ -8,8 +8,6 @@
 A hash of the hub has 64 digits (the SHA-256 of a file that is stored apart from Git) or 40 (Git's SHA-1 of a blob).
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -44,7 +42,7 @@ class Checksum:
     prefix: bytes = b""
     """Bytes that are hashed before the file's content."""
 
-    def begin(self) -> _Hash:
+    def begin(self) -> "_Hash":
         """A new hash, to be updated with the file's content."""
         return hashlib.new(self.algorithm, self.prefix, usedforsecurity=False)
 

@@ -8,8 +8,6 @@ reading into a buffer. In both ways the kernel reads ahead as for any sequential
 bytes are in the page cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -214,7 +212,7 @@ class Transfer:
             if not self._num_running:
                 self.ended.set()
 
-    def _read_segment(self, file: FileProgress, begin: int, end: int, sink: Sink, place: Place) -> None:
+    def _read_segment(self, file: FileProgress, begin: int, end: int, sink: "Sink", place: Place) -> None:
         place.move(file, begin)
         try:
             reader = FileReader(file.path, file.surveyed.file_system, sink)
@@ -236,7 +234,7 @@ class Transfer:
             self._fail(file, f"can't be read at byte {place.offset:,}: {error.strerror}", fix)
 
     def _bring_in(
-        self, file: FileProgress, begin: int, end: int, source: FileReader, pages: ResidentFile, place: Place
+        self, file: FileProgress, begin: int, end: int, source: "FileReader", pages: ResidentFile, place: Place
     ) -> None:
         windows = []
         # All windows are asked about before the first is read, because what the kernel reads ahead for one window would
@@ -256,7 +254,7 @@ class Transfer:
             with self._lock:
                 file.found = min(file.found + resident, file.done)
 
-    def _verify(self, file: FileProgress, source: FileReader, place: Place, checksum: Checksum) -> None:
+    def _verify(self, file: FileProgress, source: "FileReader", place: Place, checksum: Checksum) -> None:
         digest = checksum.begin()
 
         def read(offset: int, step: int) -> int:

@@ -4,8 +4,6 @@
 counters.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -193,7 +191,7 @@ class Histogram:
         self.counts[index] += 1
         self.sums[index] += value
 
-    def copy(self) -> Histogram:
+    def copy(self) -> "Histogram":
         twin = Histogram(self.family)
         twin.counts, twin.sums = self.counts.copy(), self.sums.copy()
         return twin

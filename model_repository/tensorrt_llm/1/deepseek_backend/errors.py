@@ -9,8 +9,6 @@ BackendError                  has a code of the wire contract; the client reads 
 ConfigError                   model.yaml or config.pbtxt can't be served; holds every problem found
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +32,7 @@ class BackendError(Exception):
         """The message as it is sent: `[E_CODE] text`."""
         return f"[{self.code.value}] {self}"
 
-    def without_frames(self) -> BackendError:
+    def without_frames(self) -> "BackendError":
         """Drop the frames that the error came through, and the errors behind it. Return the error itself.
 
         A frame refers to the request that the error ends. If the request kept them too, only the garbage collector
@@ -53,7 +51,7 @@ _QUOTED_OR_NAMED = re.compile(
 class RequestError(BackendError):
     default_code = ErrorCode.INVALID_ARGUMENT
 
-    def named(self, names: Mapping[str, str]) -> RequestError:
+    def named(self, names: Mapping[str, str]) -> "RequestError":
         """Return the error with the names by which the client gave its fields, where `names` has others than ours."""
         if not names:
             return self

@@ -3,8 +3,6 @@
 Pure and not thread-safe: it knows numpy, not pb_utils.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +33,7 @@ _LEAST_LOGPROB = -9999.0
 _DTYPES = {tensor.name: _NUMPY_DTYPES[tensor.dtype] for tensor in OUTPUTS}
 
 
-def outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest, *, several: bool) -> Outputs:
+def outputs(chunks: "Sequence[SequenceChunk]", parsed: ParsedRequest, *, several: bool) -> Outputs:
     """Return the outputs of one response, each of shape [len(chunks)], except output_ids: all chunks' ids in one array.
 
     `several`: the request has more than one sequence.
@@ -85,7 +83,7 @@ def counts_tokens(parsed: ParsedRequest, *, ended: bool, several: bool) -> bool:
     return ended or "num_output_tokens" in parsed.returned or (several and "output_ids" in parsed.returned)
 
 
-def _token_outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest) -> Outputs:
+def _token_outputs(chunks: "Sequence[SequenceChunk]", parsed: ParsedRequest) -> Outputs:
     """Return the outputs that a request has to ask for."""
     returned, result = parsed.returned, []
     if "output_ids" in returned:

@@ -10,8 +10,6 @@ the tritonserver of a shell script, the workers of an engine. The guard reads a 
 process has. When that end is closed without a dismissal, for any reason, it kills every process with the tag.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -168,7 +166,7 @@ class SupervisorGuard:
             _watch_pipe(reading, tag, afterwards)
         os.close(reading)
 
-    def __enter__(self) -> SupervisorGuard:
+    def __enter__(self) -> "SupervisorGuard":
         return self
 
     def __exit__(

@@ -1,7 +1,5 @@
 """Processes: looked up in Linux's /proc, started so that they end with this one, signalled and reaped."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -196,7 +194,7 @@ _DEFAULT_SIGNALS = (
 _PYTHON = sys.executable or os.readlink("/proc/self/exe")
 
 # Process number -> child that was started here and is not reaped yet. Only the main thread starts and reaps.
-_own: dict[int, ChildProcess] = {}
+_own: "dict[int, ChildProcess]" = {}
 
 
 class ChildProcess:

@@ -6,8 +6,6 @@ number of bytes, and then the bytes: `text`, the prompt, or `error` or `memory`,
 argv: megabytes of memory, seconds of the processor for a request, and the folders to import jinja2 from.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import signal
@@ -30,7 +28,7 @@ def _compiler() -> Callable[[str], Any]:
 
         tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
-        def parse(self, parser: Parser) -> list[Node]:
+        def parse(self, parser: "Parser") -> "list[Node]":
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

@@ -1,7 +1,5 @@
 """Guided decoding by llguidance, where that is installed."""
 
-from __future__ import annotations
-
 import json
 from functools import cached_property
 from importlib.util import find_spec
@@ -43,7 +41,7 @@ class Guides:
         document = {**json.loads(self._tokenizer.to_str()), "added_tokens": []}
         return LLTokenizer(json.dumps(document), self._vocab_size, self._eos_token_id)
 
-    def of(self, sampling: SamplingParams) -> Guide | None:
+    def of(self, sampling: SamplingParams) -> "Guide | None":
         """Return the guide of a request; None for a request without one.
 
         :raises RequestError: for a guide that llguidance does not take.

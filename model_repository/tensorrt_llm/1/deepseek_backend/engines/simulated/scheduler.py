@@ -9,8 +9,6 @@ Under attention data parallelism each rank has a batch, a budget and a KV cache 
 with the fewest rows. A prompt within the budget runs in one iteration, a longer one in chunks.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections import deque
@@ -67,7 +65,7 @@ class ScheduledRow:
     """Its KV cache comes from a context server: it takes its place in a batch, and decodes from `Scheduler.join` on."""
     keeps_blocks: bool = False
     """Its blocks stay reserved after its end, until `Scheduler.free`."""
-    rank: RankBatch | None = None
+    rank: "RankBatch | None" = None
     """Batch in which it runs; None while it waits and after its end."""
 
 

@@ -9,8 +9,6 @@ Nothing of this is public in vLLM. So it is used only while every name and field
 (`interfaces` in release.yaml); otherwise `GenerateCalls` takes its place.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -37,7 +35,7 @@ class CoreConnection:
         self,
         llm: Any,
         supported_tasks: Any,
-        numbers: SchedulerNumbers,
+        numbers: "SchedulerNumbers",
         text: Text,
         deliver: Deliver,
         as_backend_error: Callable[[OpenAnswer, Exception], BackendError],
