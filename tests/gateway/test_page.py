@@ -277,7 +277,7 @@ def test_settings_become_fields_of_the_request(page, gateway):
         "model": "deepseek-v3.1",
         "messages": [{"role": "user", "content": "Plain."}],
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
     assert gateway.keys == [None]
     assert page.run("document.querySelector('#max_tokens').placeholder") == "3,072"
@@ -364,6 +364,7 @@ def test_a_phone_is_told_that_a_key_or_a_model_is_missing(browser, gateway):
     gateway.models = JSONResponse({"error": {"message": "Not this key."}}, 401)
     with browser.page(gateway.address, width=390) as page:
         page.wait("document.querySelector('#key_wrong').checkVisibility()")
+        assert "Not this key" not in page.text("#key_wrong")
         page.write("#key", "sk-1")
         page.wait("document.querySelector('#key_wrong').innerText === 'Not this key.'")
         gateway.models = []
@@ -388,6 +389,14 @@ def test_a_conversation_and_its_settings_survive_a_reload(page, gateway):
     assert page.text(".figures") == figures
     send(page, "And now?")
     assert [message["role"] for message in gateway.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
+    gateway.answers.append([chunk(content="Half an"), usage(prompt_tokens=9, completion_tokens=2), None])
+    page.write("#question", "Really?")
+    page.press("Enter")
+    page.wait("document.querySelector('article:last-child .markdown').innerText === 'Half an'")
+    page.open(gateway.address)
+    assert lines(page, ".said")[-1:] + lines(page, ".markdown")[-1:] == ["Really?", "Half an"]
+    assert "9 in · 2 out · stopped after" in lines(page, ".figures")[-1]
+    assert lines(page, "article .error") == []
     page.click("#new")
     assert page.run("document.querySelectorAll('article').length") == 0
     page.open(gateway.address)
