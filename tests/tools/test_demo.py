@@ -89,7 +89,7 @@ def test_the_simulated_engine_completes_and_thinks(capsys):
 
 def test_what_can_t_be_shown_is_refused(capsys):
     for argv, expected in (
-        (["--preset", "b200x8-r1-fp4-min-latency"], "--preset paces the simulated engine"),
+        (["--preset", "b200x8-r1-fp4-min-latency"], "add --engine simulated"),
         (["--tritonserver", "/nowhere/tritonserver"], "/nowhere"),
     ):
         assert main(["demo", *argv]) == 1

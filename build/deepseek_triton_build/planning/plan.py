@@ -186,7 +186,7 @@ def _engine(request: PlanRequest, variant: Variant) -> str:
             f"{variant.name} is not served on the {engine} engine here; it runs on: {', '.join(variant.engines)}"
         )
     if request.preset and engine != "simulated":
-        said = f"--preset paces the simulated engine; the {engine} engine has its own pace"
+        said = f"--preset paces the simulated engine, not {engine}; add --engine simulated, or leave it out"
         raise RefusedPlanError(said, suggestion={"preset": None})
     if engine != "vllm" and (request.vllm is not None or request.parallel is not None):
         given = "--parallel" if request.vllm is None else "--vllm"

@@ -341,3 +341,5 @@ def test_a_report_takes_no_other_files_place(tmp_path):
     with pytest.raises(ToolError, match="is no HTML page"):
         run_form(tmp_path, "--output", file)
     assert file.read_bytes() == before
+    run_form(tmp_path)
+    assert first_row(tmp_path / "report.html") == ["", tmp_path.name]

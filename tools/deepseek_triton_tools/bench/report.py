@@ -33,7 +33,6 @@ _LATE_MS, _LATE_SHARE = 10.0, 0.01
 # A template and the first token are the same in all prompts.
 _CACHED_SHARE = 0.03
 _SERVER_FACTS = {
-    "name": "Served model",
     "checkpoint": "Checkpoint",
     "engine": "Engine",
     "engine_version": "Engine version",
@@ -115,7 +114,7 @@ def write_report(path: Path, results: Sequence[NamedResult], expected: Sequence[
     except ModuleNotFoundError as error:
         raise InstallationError(f"the report's pictures need plotly; {install_extra('bench')}") from error
 
-    models = ", ".join(dict.fromkeys(str(named.result.server.get("name") or named.result.model) for named in results))
+    models = ", ".join(dict.fromkeys(named.result.served_model for named in results))
     sections = list(_sections(results, expected)) if any(named.measured for named in results) else []
     pictures = [picture for section in sections for picture in section.pictures]
     values = {
@@ -196,7 +195,7 @@ def _tables(results: Sequence[NamedResult]) -> Iterator[str]:
 def _facts(result: BenchResult) -> dict[str, str]:
     limits = [f"{name.removesuffix('_ms').upper()} {limit:g} ms" for name, limit in asdict(result.slo).items() if limit]
     facts: dict[str, Any] = {
-        "Model": result.model,
+        "Model": result.served_model,
         "Dataset": result.dataset,
         "Preset": result.preset,
         "Date": result.date,

@@ -220,6 +220,11 @@ class BenchResult:
     server: Mapping[str, Any] = field(default_factory=dict)
     """The server's own words: engine, variant, limits."""
 
+    @property
+    def served_model(self) -> str:
+        """The model as its server calls it, for people. `model` is what requests name, such as tensorrt_llm."""
+        return str(self.server.get("name") or self.model)
+
 
 FILE_NAME = "bench.json"
 SCHEMA = "deepseek-triton/bench/1"

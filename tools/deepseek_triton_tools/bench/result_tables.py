@@ -94,7 +94,7 @@ def t_quantile(freedom: int) -> float:
 
 def result_tables(result: BenchResult) -> Iterator[Table]:
     """A table of throughputs and one of latencies, each with the figures that at least one point has."""
-    about = f"{result.model}, {result.dataset}" + (f", {result.gpus} GPUs" if result.gpus else "")
+    about = f"{result.served_model}, {result.dataset}" + (f", {result.gpus} GPUs" if result.gpus else "")
     for title, is_latency in ((f"Throughput: {about}", False), ("Latencies in ms", True)):
         shown = [
             figure

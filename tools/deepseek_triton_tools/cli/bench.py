@@ -58,20 +58,21 @@ def add_report_form(forms: Verbs) -> None:
         notes="The page needs no network. docs/bench.md says what the pictures show.",
     )
     option(verb, "results RESULT", "bench.json, or the folder with it; several are compared", path, nargs="+")
-    text = "the page to write (default: report.html)"
-    option(verb, "--output FILE", text, path, default=Path("report.html"))
+    option(verb, "--output FILE", "the page to write (default: report.html beside the first result)", path)
 
 
 def _report(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.bench.report import NamedResult, write_report
     from deepseek_triton_tools.bench.result import read_result
 
-    if args.output.exists() and args.output.suffix.lower() not in (".html", ".htm"):
-        raise ToolError(f"--output {args.output}: it exists and is no HTML page; name another file", exit_code=2)
+    first = args.results[0]
+    output = args.output or (first if first.is_dir() else first.parent) / "report.html"
+    if output.exists() and output.suffix.lower() not in (".html", ".htm"):
+        raise ToolError(f"--output {output}: it exists and is no HTML page; name another file", exit_code=2)
     names = _result_names(args.results)
     results = [NamedResult(name=name, result=read_result(file)) for name, file in zip(names, args.results, strict=True)]
-    write_report(args.output, results)
-    complain(f"written to {args.output}")
+    write_report(output, results)
+    complain(f"written to {output}")
     return 0
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Row = Sequence[str]
 
-_WIDEST = 56
+_WIDEST = 120
 """Characters. In plain text a longer cell doesn't widen its column."""
 
 # The control characters of ASCII and Latin-1, which begin every escape sequence, without newline and tab. Other
