@@ -1,3 +1,4 @@
+import re
 import shlex
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from deepseek_triton_build import DISAGGREGATED, FORMATS, make_disaggregated_pla
 from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, last_image, load_release, profiles, variants
 from deepseek_triton_build.render.formats import pair_options
 from deepseek_triton_build.render.stamp import build_options
-from deepseek_triton_tools.cli.main import VERBS, program_parser
+from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.cli.parsing import forms_of
 from deepseek_triton_tools.cli.plan_request import pair_request, plan_request
 from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
@@ -111,6 +112,36 @@ def test_every_verb_has_examples_that_parse():
             assert tuple(argv[: len(verb)]) == verb or (verb == ("bench", "run") and argv[0] == "bench")
             _, unknown = PARSER.parse_known_args(argv[: argv.index(">")] if ">" in argv else argv)
             assert unknown == [], verb
+
+
+def leaves(parser):
+    return [leaf for form in forms_of(parser).values() for leaf in leaves(form)] or [parser]
+
+
+def listed(leaf):
+    return re.findall(r"^  -\S+", leaf.format_help().partition("\nnames:")[0], re.MULTILINE)
+
+
+def test_help_shows_the_usual_options_and_help_all_every_one():
+    for verb, parser in forms_of(program_parser(VERBS)).items():
+        known = {name for leaf in leaves(parser) for action in leaf._actions for name in action.option_strings}
+        for leaf in leaves(parser):
+            every = listed(leaf)
+            leaf.shorten()
+            usual = listed(leaf)
+            assert (set(leaf.common.split()) - known, set(usual) - set(every)) == (set(), set()), verb
+            assert len(usual) <= 14, leaf.prog
+            more = re.search(r"(\d+) more options", leaf.format_help())
+            assert int(more[1] if more else 0) == len(every) - len(usual), leaf.prog
+
+
+def test_a_missing_form_lists_the_forms(capsys):
+    verbs = forms_of(PARSER)
+    launches = {("launch", *first): verbs["launch"] for first in [(), ("--json",), ("r1",)]}
+    for argv, parser in {(): PARSER, ("bench",): verbs["bench"], **launches}.items():
+        assert main(argv) == 2
+        error = capsys.readouterr().err
+        assert [form for form in forms_of(parser) if form not in error] == [], argv
 
 
 HELP_OF_EACH = """

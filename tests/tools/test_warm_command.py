@@ -138,19 +138,6 @@ def test_what_a_form_does_not_take_is_refused(capsys):
         assert said in capsys.readouterr().err, argv
 
 
-def test_what_to_do_comes_first(capsys):
-    cases = {
-        ("/models/R 1", "--hold"): "files '/models/R 1' --hold",
-        ("r1", "--report", "-v"): "report r1 -v",
-        ("--evict", "r1"): "evict r1",
-        ("r1", "--server", "http://localhost:8000", "--wait", "9"): "server http://localhost:8000 r1 --wait 9",
-        ("r1", "--form=systemd"): "form systemd r1",
-    }
-    for argv, now in cases.items():
-        assert main(["warm", *argv]) == 2
-        assert capsys.readouterr().err.endswith(f": deepseek-triton warm {now}\n")
-
-
 def test_a_server_that_is_not_there_is_one_line(call):
     done = call("http://127.0.0.1:9", "--wait", "0.1", "--model", "r1", form="server")
     assert done.returncode == 1

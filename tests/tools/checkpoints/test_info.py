@@ -158,7 +158,3 @@ def test_strange_names_and_endless_layers(tmp_path, info):
 def test_files_of_deepseeks_inference_code_are_refused(tmp_path, refused):
     shutil.copy(TINY / "model.safetensors", tmp_path / "model0-mp8.safetensors")
     assert "name the folder that it was made of" in refused("info", tmp_path)
-
-
-def test_a_form_that_is_gone_is_answered_with_what_to_use_instead(refused):
-    assert "expected download, verify," in refused("--json", code=2)

@@ -50,6 +50,8 @@ def add_run_form(forms: Verbs) -> None:
         notes="URL is a Triton server (http:// or grpc://), or an OpenAI endpoint, whose path ends in /v1. Several\n"
         "servers get requests in turn. docs/bench.md defines every figure.\n"
         "It returns 0; 1 if more requests failed than were answered, 2 for a wrong command line, 130 after Ctrl-C.",
+        common="--concurrency --request-rate --num-requests --duration --random-input-len --random-output-len "
+        "--dataset-path --preset --slo --gpus --output --model --json",
     )
     add_bench_options(verb)
 

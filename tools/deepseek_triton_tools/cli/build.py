@@ -4,7 +4,7 @@ import argparse
 from dataclasses import replace
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path
-from deepseek_triton_tools.cli.plan_options import add_plan_options
+from deepseek_triton_tools.cli.plan_options import COMMON, add_plan_options
 from deepseek_triton_tools.tool_errors import ToolError
 
 
@@ -13,6 +13,7 @@ def add_options(verb: VerbParser) -> None:
         _build,
         "deepseek-triton build deepseek-r1 --gpu h200 --gpus 8 --model /models/DeepSeek-R1 --output r1",
         "deepseek-triton build deepseek-r1 --gpu b200 --profile latency --format trtllm-serve --output r1-serve",
+        common=f"{COMMON} --format --force",
     )
     add_plan_options(verb)
     verb.usage = "%(prog)s VARIANT --gpu GPU --output DIR [options]"

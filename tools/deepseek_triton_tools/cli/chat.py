@@ -50,6 +50,7 @@ def add_options(verb: VerbParser) -> None:
         _chat,
         "deepseek-triton chat http://localhost:8000 --temperature 0.6",
         'deepseek-triton chat --system "Answer in French." --load talk.json',
+        common="--url --model --system --load --hide-reasoning --max-tokens --temperature --top-p --timeout",
     )
     verb.usage = "%(prog)s [URL...] [options]"
     add_address(verb)

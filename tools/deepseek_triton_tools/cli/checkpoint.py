@@ -31,8 +31,6 @@ _CUT_DOCUMENT = "deepseek-triton/checkpoint-cut/1"
 
 
 def add_options(verb: VerbParser) -> None:
-    known = "expected download, verify, info, quantize, calibrate or cut first, as in checkpoint info DIR"
-    verb.form_first = lambda words: known
     forms = verb.add_forms(
         "FORM",
         "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",

@@ -50,6 +50,7 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton doctor r1 --through 'docker exec -i triton'",
         notes="exit codes: 0 nothing worse than a note; 1 errors; 2 wrong command line; 3 warnings.\n"
         "docs/doctor.md lists every check.",
+        common="--model --tune --hosts --host-file --through --verbose --json",
     )
     verb.usage = "%(prog)s [DIR] [options]"
     option(verb, "repository DIR", "the model repository to be served", path, nargs="?")

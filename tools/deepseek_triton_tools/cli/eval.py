@@ -42,6 +42,8 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton eval http://localhost:8000 --task tiny",
         "deepseek-triton eval grpc://node1:8001 --task gsm8k --data grade_school_math/data --fail-below-band",
         notes=_NOTES,
+        common="--task --task-file --data --limit --chat --output --pass-at --fail-below-band --model --concurrency "
+        "--max-tokens --temperature --json",
     )
     verb.usage = "%(prog)s [URL...] --task TASK [options]"
     add_address(verb)

@@ -48,6 +48,7 @@ def add_options(verb: VerbParser) -> None:
         notes="Clients then use http://localhost:9000/v1, and people a chat page at http://localhost:9000/.\n"
         "URL may also be dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list that is read\n"
         "again when it changes. docs/gateway.md is for users, docs/gateway-operations.md for owners.",
+        common="--server --model --config --host --port --keys --new-key --tls-certificate --tls-key --access-log",
     )
     group = verb.add_argument_group("models")
     several: dict[str, Any] = {"action": "append"}

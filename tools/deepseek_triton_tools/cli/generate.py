@@ -39,6 +39,7 @@ def add_options(verb: VerbParser) -> None:
         _generate,
         'deepseek-triton generate --chat "Why is the sky blue?" --system "One sentence." --usage',
         "deepseek-triton generate --input prompts.jsonl --output answers.jsonl --concurrency 32 --max-tokens 256",
+        common="--url --model --chat --system --messages --input --output --json --max-tokens --temperature --top-p",
     )
     verb.usage = "%(prog)s [PROMPT] [options]"
     option(verb, "prompt PROMPT", "the prompt; - or nothing: read standard input", nargs="?")

@@ -169,14 +169,15 @@ _FORMS: dict[str, tuple[str, tuple[str, str], dict[str, str]]] = {
         {"nodes": _NODES, "container": _CONTAINER + _GPUS + _SHM_SIZE + _IPC_HOST, "server": _SERVER + _ADDRESS},
     ),
 }
+_COMMON = (
+    "--dry-run --submit --hosts --host-file --partition --time --context-servers --generation-servers --image --gpus "
+    "--detach --restart --claim --checkpoint-on-nodes --namespace --replicas --http-port --ready-within --env"
+)
 _RUN_AT_ONCE = ("local", "docker")
 _OF_TRITON = ("grpc_port", "metrics_port", "exit_timeout", "ready_within", "max_restarts", "ready_file", "interface")
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.form_first = (
-        "expected a form, got {0[0]!r}; as in deepseek-triton launch docker DIR; launch --help lists the forms".format
-    )
     forms = verb.add_forms(
         "FORM",
         "deepseek-triton launch docker r1 --dry-run",
@@ -188,7 +189,7 @@ def add_options(verb: VerbParser) -> None:
     for form, (summary, examples, groups) in _FORMS.items():
         verb = add_verb(forms, form, summary)
         verb.set_defaults(form=form, submit=form in _RUN_AT_ONCE, dry_run=form == "ssh-setup")
-        verb.runs(_start, *(f"deepseek-triton launch {example}" for example in examples))
+        verb.runs(_start, *(f"deepseek-triton launch {example}" for example in examples), common=_COMMON)
         verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
         verb.add_argument("folder", metavar="DIR", help="folder that build wrote; ARGS are for the server")
         if form != "ssh-setup":
@@ -242,6 +243,10 @@ def _matching(pattern: str, expected: str) -> Callable[[str], Any]:
 # Docker would take a dash at the beginning for an option. No kind of blank is in a name.
 _image = _matching(r"(?u:[^\s-]\S*)", "an image's name, without blanks")
 _resource = _matching(r"([^=]+)=(0*[1-9]\d*)", "NAME=N, as rdma/hca=8")
+_time_limit = _matching(
+    r"\d+(?::\d\d){0,2}|\d+-\d+(?::\d\d){0,2}|UNLIMITED|INFINITE",
+    "a time limit of Slurm's, such as 90 (minutes), 12:00:00 or 7-0 (days-hours)",
+)
 _assignment = _matching(r"([A-Za-z_]\w*)=(.*)", "NAME=VALUE")
 
 
@@ -276,6 +281,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("--rate", "--shm-size"), size),
     **dict.fromkeys(("--hosts", "--ssh-args", "--sbatch"), str),
     "--exit-timeout": exit_timeout,
+    "--time": _time_limit,
     "--address": _address,
     "--env": _variable,
     "--node-selector": _matching("([^=]+)=(.*)", "LABEL=VALUE"),

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser, about_option, add_verb
+from deepseek_triton_tools.cli.parsing import Handler, VerbParser, about_option, add_verb
 from deepseek_triton_tools.pages import install_extra, pages_folder
 from deepseek_triton_tools.terminal import output_streams
 from deepseek_triton_tools.tool_errors import ToolError, nearest
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             reason = error.strerror or text
             text = reason if error.filename is None else f"{error.filename}: {reason}"
-        output_streams.complain(f"deepseek-triton {verb}: {text}{_advice(error)}")
+        output_streams.complain(f"{f'deepseek-triton {verb}'.rstrip()}: {text}{_advice(error)}")
         return known
 
 
@@ -84,10 +84,11 @@ def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
     parser = VerbParser(
         prog="deepseek-triton",
         usage="%(prog)s [-h] [--version] VERB ...",
-        description="Serve DeepSeek-V3, R1, V3.1 and V3.2 on NVIDIA Triton Inference Server.",
-        epilog="Options of a verb: deepseek-triton VERB --help. Try it without a GPU: deepseek-triton demo\n"
+        description="Serve DeepSeek-V3, R1, V3.1, V3.2 and V4 on NVIDIA Triton Inference Server.\n\n"
+        "These six commands are enough: build, check, doctor, launch, generate and gateway.",
+        epilog="A verb's usual options: deepseek-triton VERB --help. All of them: deepseek-triton VERB --help-all\n"
+        "Try it without a GPU: deepseek-triton demo\n"
         f"The pages that messages name, such as docs/contract.md, are in {pages_folder()}",
-        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"deepseek-triton {__version__}")
     subparsers = parser.add_subparsers(

@@ -29,16 +29,24 @@ class VerbParser(argparse.ArgumentParser):
     """The attribute that gets the words after `--`, as a list."""
     default_form: str | None = None
     """The form that is meant by a command line that begins with none: `bench URL` is `bench run URL`."""
-    form_first: Callable[[list[str]], str] | None = None
-    """Corrects a command line that should begin with a form, but doesn't: it returns one line for the user."""
+    common = ""
+    """The options that --help shows beside those that are required; "" for all."""
+    example = "deepseek-triton demo"
 
-    def runs(self, handler: Handler, *examples: str, notes: str = "") -> None:
-        """Set what runs the verb, and the end of its help."""
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=HelpFormatter, allow_abbrev=False, add_help=False)
+        text = "show the usual options, or with --help-all every option"
+        self.add_argument("-h", "--help", "--help-all", action=_Help, nargs=0, default=argparse.SUPPRESS, help=text)
+
+    def runs(self, handler: Handler, *examples: str, notes: str = "", common: str = "") -> None:
+        """Set what runs the verb, the end of its help, and the options that most people need."""
         self.set_defaults(handler=handler, parser=self)
+        self.common = common
         self._end_help(examples, notes)
 
     def add_forms(self, metavar: str, *examples: str, notes: str) -> Verbs:
         """Let the verb have forms, and set the end of its help."""
+        self.example = " ".join(examples[:1])
         self._end_help(examples, notes)
         return self.add_subparsers(
             title="forms", required=True, metavar=metavar, prog=self.prog, parser_class=VerbParser
@@ -50,18 +58,37 @@ class VerbParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        given = list(args or ())
-        if self.default_form and given and given[0] not in (*forms_of(self), "-h", "--help"):
+        given, forms = list(args or ()), list(forms_of(self))
+        first = given[0].partition("=")[0] if given else ""
+        if forms and first not in (*forms, *self._option_string_actions):
+            if not given or not self.default_form:
+                raise ToolError(self._form_first(forms, given), exit_code=2)
             given.insert(0, self.default_form)
-        if self.form_first and given and given[0] not in (*forms_of(self), "-h", "--help"):
-            meant = "" if given[0].startswith("-") else nearest(given[0], forms_of(self))
-            raise ToolError(f"there is no {given[0]}{meant}" if meant else self.form_first(given), exit_code=2)
         if self.rest is None:
             return super().parse_known_args(given, namespace)
         end = given.index("--") if "--" in given else len(given)
         known, unknown = super().parse_known_args(given[:end], namespace)
         setattr(known, self.rest, given[end + 1 :])
         return known, unknown
+
+    def _form_first(self, forms: Sequence[str], given: Sequence[str]) -> str:
+        if given and not given[0].startswith("-") and (meant := nearest(given[0], forms)):
+            return f"there is no {given[0]}{meant}"
+        got = f", got {given[0]!r:.100}" if given else ""
+        return f"expected {', '.join(forms[:-1])} or {forms[-1]} first{got}; as in {self.example}"
+
+    def shorten(self) -> None:
+        """Leave what is not common out of the help."""
+        shown = {"--help", *self.common.split()}
+        options = [each for each in self._actions if each.option_strings and each.help != argparse.SUPPRESS]
+        others = [each for each in options if self.common and not each.required and not shown & {*each.option_strings}]
+        for action in others:
+            action.help = argparse.SUPPRESS
+        for group in self._action_groups:
+            if all(action.help == argparse.SUPPRESS for action in group._group_actions):
+                group.description = None
+        if others:
+            self.epilog = f"{self.epilog}\n\n{len(others)} more options: {self.prog} --help-all"
 
     def _print_message(self, message: str, file: Any = None) -> None:
         out = file or sys.stderr
@@ -71,6 +98,14 @@ class VerbParser(argparse.ArgumentParser):
     def format_help(self) -> str:
         text = super().format_help()
         return text if self.names is None else f"{text}\n{self.names()}"
+
+
+class _Help(argparse.Action):
+    def __call__(self, parser: Any, namespace: object, values: object, option_string: str | None = None) -> None:
+        if option_string != "--help-all":
+            parser.shorten()
+        parser.print_help()
+        parser.exit()
 
 
 def _fitted(line: str, width: int) -> str:
@@ -108,13 +143,7 @@ Verbs: TypeAlias = "argparse._SubParsersAction[VerbParser]"
 
 
 def add_verb(verbs: Verbs, name: str, summary: str) -> VerbParser:
-    return verbs.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
+    return verbs.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
 
 
 def forms_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:

@@ -3,7 +3,7 @@
 import argparse
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path, real_number
-from deepseek_triton_tools.cli.plan_options import add_plan_options, slo
+from deepseek_triton_tools.cli.plan_options import COMMON, add_plan_options, slo
 
 
 def add_options(verb: VerbParser) -> None:
@@ -11,6 +11,7 @@ def add_options(verb: VerbParser) -> None:
         _plan,
         "deepseek-triton plan deepseek-r1 --gpu h200 --gpus 8",
         "deepseek-triton plan nvidia/DeepSeek-R1-FP4 --gpu b200 --profile throughput --isl 1000 --osl 2000",
+        common=f"{COMMON} --brief",
     )
     add_plan_options(verb)
     shown = verb.add_mutually_exclusive_group()

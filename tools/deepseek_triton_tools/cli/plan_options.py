@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from deepseek_triton_tools.bench.result import Slo
 
 SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
+COMMON = "--gpu --gpus --precision --profile --trtllm --model --engine --isl --osl --concurrency"
 
 
 def slo(text: str) -> "Slo":

@@ -47,7 +47,6 @@ the deadline."""
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.form_first = "expected live, ready or generate, got {0[0]!r}; as in deepseek-triton probe ready URL".format
     questions = verb.add_forms(
         "FORM",
         "deepseek-triton probe ready http://localhost:8000",

@@ -1,7 +1,6 @@
 """`deepseek-triton warm`: the weights in the page cache before the engine reads them, and a server before its users."""
 
 import argparse
-import shlex
 
 from deepseek_triton_tools.cli.client_options import add_server_options, address, client_settings
 from deepseek_triton_tools.cli.parsing import (
@@ -26,7 +25,6 @@ or can't be held; 2 wrong command line; 3 only a part fits or stayed; 4 the stor
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.form_first = _form_first
     forms = verb.add_forms(
         "FORM",
         "deepseek-triton warm files r1 --then r1/start.sh",
@@ -53,19 +51,6 @@ def add_options(verb: VerbParser) -> None:
     _add_form(forms)
 
 
-def _form_first(argv: list[str]) -> str:
-    """Say how `warm CHECKPOINT --report` and the like are written now."""
-    old = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("report", "evict"):
-        old.add_argument(f"--{name}", action="store_const", const=name, dest="form")
-    for name in ("server", "form"):
-        old.add_argument(f"--{name}", nargs="?", dest=f"old_{name}")
-    known, others = old.parse_known_args(argv)
-    named = [f"{name} {value}" for name in ("server", "form") if (value := getattr(known, f"old_{name}"))]
-    form = named[0] if named else known.form or "files"
-    return f"expected files, report, evict, server or form first: deepseek-triton warm {form} {shlex.join(others)}"
-
-
 def _add_files(forms: Verbs) -> None:
     verb = _add_verb_on_files(
         forms,
@@ -74,6 +59,7 @@ def _add_files(forms: Verbs) -> None:
         "deepseek-triton warm files model_repository --then model_repository/start.sh",
         "deepseek-triton warm files /models/DeepSeek-R1 --hold=lock --ready-file /run/weights-are-warm",
         notes=_EXIT_CODES,
+        common="--json --verbose --jobs --budget --verify --hold --ready-file --then",
     )
     verb.usage = "%(prog)s CHECKPOINT... [options] [--then COMMAND...]"
     node = _add_limits(verb)
@@ -106,6 +92,7 @@ def _add_server(forms: Verbs) -> None:
         _warm_server,
         "deepseek-triton warm server http://localhost:8000 model_repository",
         "deepseek-triton warm server grpc://node1:8001 --batch-sizes 1,8 --input-lengths 1000",
+        common="--batch-sizes --input-lengths --max-tokens --wait --ready-file --model --json",
     )
     verb.usage = "%(prog)s URL [DIR] [options]"
     option(verb, "url URL", "HOST:PORT or a URL: http://, https://, grpc:// or grpcs://", address)
@@ -136,10 +123,10 @@ def _add_form(forms: Verbs) -> None:
     option(verb, "--rate SIZE", "bytes the storage reads a second (default: 200MB)", size)
 
 
-def _add_verb_on_files(forms: Verbs, name: str, summary: str, *examples: str, notes: str = "") -> VerbParser:
+def _add_verb_on_files(forms: Verbs, name: str, summary: str, *examples: str, **end: str) -> VerbParser:
     verb = add_verb(forms, name, summary)
     verb.set_defaults(action=name)
-    verb.runs(_run_on_files, *examples, notes=notes)
+    verb.runs(_run_on_files, *examples, **end)
     verb.usage = "%(prog)s CHECKPOINT... [options]"
     option(
         verb,
