@@ -49,9 +49,9 @@ class AsyncioRuntime:
             from deepseek_triton_client._grpc.grpc_transport import GrpcTransport
 
             return GrpcTransport(endpoint, settings, self.transport, is_asyncio=True)
-        from deepseek_triton_client._http.http_transport import HttpTransport
+        from deepseek_triton_client._http.openai_transport import http_transport
 
-        return HttpTransport(endpoint, settings, AsyncioSocket)
+        return http_transport(endpoint, settings, AsyncioSocket)
 
 
 class _AsyncioEvent:

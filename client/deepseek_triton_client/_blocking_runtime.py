@@ -56,9 +56,9 @@ class BlockingRuntime:
             from deepseek_triton_client._grpc.grpc_transport import GrpcTransport
 
             return GrpcTransport(endpoint, settings, self.transport, is_asyncio=False)
-        from deepseek_triton_client._http.http_transport import HttpTransport
+        from deepseek_triton_client._http.openai_transport import http_transport
 
-        return HttpTransport(endpoint, settings, BlockingSocket)
+        return http_transport(endpoint, settings, BlockingSocket)
 
 
 class _BlockingEvent:

@@ -5,9 +5,10 @@ The inputs of a model show which one it is:
     deepseek   has stream_mode, or separate_reasoning without it: this project's backend, decoupled or not
     llmapi     has streaming and sampling_param_...: TensorRT-LLM's own model for its LLM API
     vllm       has stream and sampling_parameters: Triton's vLLM backend
+    openai     is no Triton model: `openai_transport.py` speaks OpenAI's API
 
-Only this project's backend marks the end of an answer; with the others, an answer ends with its stream. For vLLM the
-current backend is assumed: `guided_...` fields are sent as `structured_outputs`, which older versions do not know.
+Only this project's backend and OpenAI's API mark the end of an answer; with the others, it ends with its stream. For
+vLLM the current backend is assumed: `guided_...` fields are sent as `structured_outputs`, which older versions lack.
 """
 
 import json
@@ -39,8 +40,8 @@ class Dialect:
         self._declared = frozenset(each.name for each in metadata.inputs)
         outputs = frozenset(each.name for each in metadata.outputs)
         self._says_whose_chunk = "sequence_index" in outputs
-        self.kind = _kind(self._declared)
-        """"deepseek", "llmapi" or "vllm"."""
+        self.kind = "openai" if metadata.platform == "openai" else _kind(self._declared)
+        """"deepseek", "llmapi", "vllm" or "openai"."""
         if not self.kind or "text_input" not in self._declared or "text_output" not in outputs:
             raise ProtocolError(
                 f"model {metadata.name!r}: expected deepseek-triton's, TensorRT-LLM's llmapi or Triton's vLLM backend, "
@@ -84,7 +85,7 @@ class Dialect:
                 missing.append(name)
         problems = []
         if missing:
-            elsewhere = "serve the model with deepseek-triton"
+            elsewhere = "ask Triton itself" if self.kind == "openai" else "serve the model with deepseek-triton"
             if self.kind == "deepseek":
                 elsewhere = "update the server" if self._is_decoupled else "build the model without --no-decoupled"
             problems = [f"{self._model} has no input for {', '.join(missing)}: leave that out, or {elsewhere}"]
@@ -111,7 +112,7 @@ class Dialect:
     def reader(self, request: Request) -> ResponseReader:
         if request.task == "describe":
             return ModelInfoReader(1, self._increments, says_end=True)
-        return ResponseReader(request.params.n or 1, self._increments, says_end=self.kind == "deepseek")
+        return ResponseReader(request.params.n or 1, self._increments, says_end=self.kind in ("deepseek", "openai"))
 
     @property
     def _model(self) -> str:

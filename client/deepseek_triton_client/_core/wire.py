@@ -109,8 +109,13 @@ def decode_json(data: bytes) -> Outputs:
     """Return the outputs in an event of generate_stream. Raises its `{"error": ...}`, or ProtocolError."""
     outputs = json_object(data)
     if "error" in outputs:
-        raise error_from_server(str(outputs["error"]), otherwise=ServerError)
+        raise error_from_server(error_text(outputs["error"]), otherwise=ServerError)
     return outputs
+
+
+def error_text(error: Any) -> str:
+    """Triton's errors are texts; OpenAI's are objects with a message."""
+    return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
 def decode_tensors(tensors: Iterable[tuple[str, str, bytes]]) -> Outputs:

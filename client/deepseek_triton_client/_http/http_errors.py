@@ -1,5 +1,6 @@
 """Translate failed connections, broken responses and error statuses into errors of this package."""
 
+import re
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +20,7 @@ from deepseek_triton_client._core.exceptions import (
     ServerUnavailable,
     error_from_server,
 )
-from deepseek_triton_client._core.wire import json_object
+from deepseek_triton_client._core.wire import error_text, json_object
 from deepseek_triton_client._http.sse import SseDecoder
 
 EVENT_STREAM = "text/event-stream"
@@ -106,6 +107,8 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes) -> Deepse
 def query_error(url: str, status: int, headers: Mapping[str, str], body: bytes) -> DeepseekTritonError | None:
     """Return the error for the answer to a question about the server or its model; None where there is none."""
     error = None if status == 200 else status_error(status, headers, body)
+    if status == 404 and re.match(rb'\s*\{\s*"error"\s*:\s*\{', body):
+        return ModelNotFound(f"{url}: this is an OpenAI API, such as a gateway's, not Triton: write {url}/v1")
     if isinstance(error, (AccessDenied, Overloaded, ProtocolError, ServerUnavailable)) or is_tritons(status, body):
         return error
     got = f"HTTP {status}: {body.decode(errors='replace')[:_QUOTED]!r}"
@@ -132,6 +135,6 @@ def _error_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
     error, the status is that of an error and the body is one server-sent event."""
     is_event = headers.get("content-type", "").startswith(EVENT_STREAM)
     try:
-        return str(json_object(b"".join(SseDecoder().feed(body)) if is_event else body)["error"])
+        return error_text(json_object(b"".join(SseDecoder().feed(body)) if is_event else body)["error"])
     except (ProtocolError, KeyError):
         return f"HTTP {status}: {body.decode(errors='replace')[:_QUOTED]!r}"

@@ -33,7 +33,7 @@ from deepseek_triton_client._http.sse import SseDecoder
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
-_PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
+PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
 """Characters of a path besides letters, digits and what was quoted already."""
 
 _OWN_HEADERS = frozenset({"accept", "accept-encoding", "content-length", "content-type", "transfer-encoding"})
@@ -55,7 +55,7 @@ class HttpTransport:
         self._settings = settings
         self._new_socket = new_socket
         self._server = _Target(endpoint)
-        prefix = quote(endpoint.path, safe=_PATH_CHARACTERS)
+        prefix = quote(endpoint.path, safe=PATH_CHARACTERS)
         self._model_path = f"{prefix}/v2/models/{quote(settings.model_name, safe='')}"
         if settings.model_version:
             self._model_path += f"/versions/{quote(settings.model_version, safe='')}"
@@ -67,7 +67,13 @@ class HttpTransport:
         self._streams_lock = threading.Lock()
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> "HttpResponseStream":
-        stream = HttpResponseStream(self, encode_json(request_id, inputs), connect_s)
+        return self.stream(self._generate_target, encode_json(request_id, inputs), decode_json, connect_s)
+
+    def stream(
+        self, target: bytes, body: bytes, decode: Callable[[bytes], Outputs | None], connect_s: float | None
+    ) -> "HttpResponseStream":
+        """`decode` reads an event, and returns None for the one that ends the stream."""
+        stream = HttpResponseStream(self, target, body, decode, connect_s)
         with self._streams_lock:
             self._streams.add(stream)
         return stream
@@ -94,9 +100,9 @@ class HttpTransport:
         """See `Transport`. The metrics are read on a connection of their own. The token and the user's headers are not
         sent to another host, nor without TLS if the server itself is reached with TLS."""
         parts = urlsplit(url)  # `Settings` has checked it
-        path = quote(parts.path, safe=_PATH_CHARACTERS) or "/"
+        path = quote(parts.path, safe=PATH_CHARACTERS) or "/"
         if parts.query:
-            path += "?" + quote(parts.query, safe=_PATH_CHARACTERS + "?")
+            path += "?" + quote(parts.query, safe=PATH_CHARACTERS + "?")
         endpoint = Endpoint(parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme])
         own = self._server.endpoint
         trusted = endpoint.host == own.host and (endpoint.is_tls or not own.is_tls)
@@ -128,7 +134,7 @@ class HttpTransport:
         """Return a connection to the server; a new one connects when it sends its first request."""
         return await self.pool.take() or self._connect_to(self._server)
 
-    def generate_request(self, body: bytes) -> HttpRequest:
+    def generate_request(self, target: bytes, body: bytes) -> HttpRequest:
         headers = [
             *self.headers(self._server),
             (b"content-type", b"application/json"),
@@ -136,7 +142,7 @@ class HttpTransport:
             (b"accept-encoding", b"identity"),
             (b"content-length", str(len(body)).encode()),
         ]
-        return HttpRequest("POST", self._generate_target, headers, body)
+        return HttpRequest("POST", target, headers, body)
 
     def headers(self, target: "_Target") -> Headers:
         """The user's headers, which may replace host and user-agent, the client's own."""
@@ -185,9 +191,18 @@ class HttpTransport:
 class HttpResponseStream:
     """See `ResponseStream`."""
 
-    def __init__(self, transport: HttpTransport, body: bytes, connect_s: float | None) -> None:
+    def __init__(
+        self,
+        transport: HttpTransport,
+        target: bytes,
+        body: bytes,
+        decode: Callable[[bytes], Outputs | None],
+        connect_s: float | None,
+    ) -> None:
         self._transport = transport
+        self._target = target
         self._body = body
+        self._decode = decode
         self._connect_s = connect_s
         self._connection: HttpConnection | None = None
         self._decoder = SseDecoder(transport.max_message_bytes)
@@ -208,7 +223,7 @@ class HttpResponseStream:
                     self._ended = True
                     if self._decoder.pending:
                         raise ProtocolError(f"{connection.what}: the response ends in the middle of an event")
-            return decode_json(self._events.popleft())
+            return self._decode(self._events.popleft())
         except ServerUnavailable as exc:
             if self._interrupted:
                 raise Cancelled("the request was cancelled, or the client was closed") from exc
@@ -233,7 +248,7 @@ class HttpResponseStream:
         await self._transport.pool.give_back(connection)
 
     async def _begin(self) -> HttpConnection:
-        request = self._transport.generate_request(self._body)
+        request = self._transport.generate_request(self._target, self._body)
         self._connection = connection = await self._transport.connection()
         # Checked once `interrupt` can see the connection: either it was interrupted, or the flag is seen here.
         if self._interrupted:

@@ -12,7 +12,6 @@ from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.evaluation.harness import read_rows
 from deepseek_triton_tools.evaluation.run_evaluation import _describe
 from deepseek_triton_tools.evaluation.tasks import QUESTIONS
-from deepseek_triton_tools.tool_errors import ToolError
 from support.raw_triton import RawTriton, gateway_before
 from tiny_checkpoint import questions as tiny_questions
 
@@ -55,9 +54,9 @@ def test_what_is_refused(capsys, subtests):
 
 def test_a_gateway_is_told_from_a_triton_server():
     with RawTriton().serving() as triton, gateway_before(triton) as address:
-        for path in ("", "/v1"):
-            with pytest.raises(ToolError, match="not OpenAI endpoints"):
-                asyncio.run(_describe(partial(AsyncClient, f"{address}{path}")))
+        with pytest.raises(ModelNotFound, match=f"write {address}/v1"):
+            asyncio.run(_describe(partial(AsyncClient, address)))
+        assert asyncio.run(_describe(partial(AsyncClient, f"{address}/v1"))) == {}
     with FakeServer() as server, pytest.raises(ModelNotFound):
         asyncio.run(_describe(partial(AsyncClient, server.url, model_name="other")))
 

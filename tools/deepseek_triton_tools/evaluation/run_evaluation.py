@@ -209,8 +209,6 @@ def _metrics(results: Mapping[str, Any], task: str) -> list[MetricScore]:
 
 # Attempts for a question that the server was too full for, or not there: about a minute.
 _ROUNDS = 20
-_UNKNOWN_MODEL = "Request for unknown model"
-"""Triton's own words begin so. Any other "not found" is a web server's."""
 _SERVER_FACTS = ("name", "checkpoint", "engine", "engine_version")
 """Facts of `describe` that the answers depend on."""
 
@@ -265,20 +263,12 @@ def run_evaluation(options: argparse.Namespace) -> int:
 
 
 async def _describe(connect: Callable[[], AsyncClient]) -> dict[str, Any]:
-    """Return what the server says of its model; nothing where it has another model than this project's.
-
-    :raises ToolError: for what is no Triton server.
-    """
+    """Return what the server says of its model; nothing where it has another model than this project's."""
     async with connect() as client:
         try:
             return await client.model_info()
-        except ModelNotFound as error:
-            if error.message.startswith(_UNKNOWN_MODEL):
-                raise
-            raise ToolError(
-                "nothing of Triton's is there: eval asks Triton servers, not OpenAI endpoints; give the Triton "
-                "server's address (docs/eval.md has lm_eval's line for the gateway)"
-            ) from error
+        except ModelNotFound:
+            raise
         except InvalidRequest:
             return {}
 

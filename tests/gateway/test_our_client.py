@@ -1,0 +1,38 @@
+"""This project's client at the gateway's /v1."""
+
+import json
+
+import pytest
+
+from deepseek_triton_client import Client, InvalidRequest, ModelNotFound, Retries
+from gateway.asking import HELLO, LAST, MESSAGES
+from support.raw_triton import RawTriton, answer, event, gateway_before
+
+
+def test_the_client_asks_a_gateway():
+    schema = '{"type":"object"}'
+    with RawTriton().serving() as triton, gateway_before(triton) as address, Client(f"{address}/v1") as client:
+        triton.script = answer(event(reasoning_output="hm"), HELLO, LAST)
+        for ask, content, expected in (
+            (client.chat, "Hi", {"messages": MESSAGES}),
+            (client.generate, "Hi", {"text_input": "Hi"}),
+            (client.generate, [5, 6], {"input_ids": [5, 6]}),
+        ):
+            completion = ask(content, top_k=2, bad=["x"], guided_json=schema, max_tokens=9)
+            sent = {name: json.loads(text) if name == "messages" else text for name, text in triton.asked[-1].items()}
+            assert sent.items() >= expected.items()
+            fields = {"top_k": 2, "max_tokens": 9, "bad": ["x"], "guided_json": schema, "n": 1}
+            assert json.loads(sent["sampling_parameters"]) == fields
+            counts = completion.num_input_tokens, completion.num_output_tokens
+            assert (completion.text, completion.finish_reason, *counts) == ("Hello", "stop", 5, 3)
+            assert completion.reasoning == ("hm" if ask == client.chat else "")
+        assert client.ready()
+        for fields in ({"logprobs": 2}, {"chat_template_kwargs": "{"}):
+            with pytest.raises(InvalidRequest, match=next(iter(fields))):
+                client.chat("Hi", **fields)
+        triton.script = answer(HELLO)  # it breaks off
+        with pytest.raises(Exception, match="the model's server failed"):
+            client.chat("Hi")
+        for url, name in ((f"{address}/v1", "other"), (address, "tensorrt_llm")):
+            with Client(url, model_name=name, retries=Retries(attempts=1)) as other, pytest.raises(ModelNotFound):
+                other.chat("Hi")
