@@ -104,7 +104,11 @@ class Calls:
         endpoint = first.endpoint
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         url = self._settings.metrics_url or f"http://{host}:{_METRICS_PORT}/metrics"
-        return Metrics.parse(await first.transport.metrics(url, self._settings.timeouts.connect))
+        try:
+            return Metrics.parse(await first.transport.metrics(url, self._settings.timeouts.connect))
+        except DeepseekTritonError as exc:
+            exc.message = f"metrics_url {url}: {exc.message}"
+            raise
 
     async def ready(self) -> bool:
         """Tell whether one of the servers can answer now."""

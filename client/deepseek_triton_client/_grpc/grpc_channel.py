@@ -132,6 +132,8 @@ def from_rpc_error(error: grpc.RpcError, *, is_query: bool) -> DeepseekTritonErr
         return ProtocolError(f"a response is larger than connection.max_message_bytes: {details}")
     if _NOT_CONNECTED.match(details) and _NOT_GRPC.search(details):
         details += "; it hangs up on gRPC: does this port speak HTTP (http://)?"
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        details += "; tls.ca (--ca) names its signer"
     # In doubt a request was processed.
     unprocessed = is_query and kind in (Overloaded, ServerUnavailable, DeadlineExceeded)
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "RST_STREAM" not in details:  # with it, the stream was cut off

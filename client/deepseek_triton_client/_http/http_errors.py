@@ -36,7 +36,7 @@ def connect_error(exc: OSError, url: str, timeout_s: float | None) -> DeepseekTr
     if _is_refused_certificate(exc):
         return AccessDenied(f"{url}: the server refused the client's certificate: {exc}")
     if isinstance(exc, ssl.SSLCertVerificationError):
-        text = f"the server's certificate can't be trusted: {exc.verify_message}"
+        text = f"the server's certificate can't be trusted: {exc.verify_message}; tls.ca (--ca) names its signer"
     elif isinstance(exc, ssl.SSLError):
         text = f"the TLS handshake failed: {exc}; a port without TLS has http:// or grpc://"
     elif isinstance(exc, TimeoutError) and exc.errno is None and timeout_s is not None:
