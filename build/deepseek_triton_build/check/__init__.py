@@ -19,7 +19,7 @@ from deepseek_triton_build.check.published_recipe import read_recipe
 from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, read_header
 from deepseek_triton_build.check.scripts import served_model
-from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
+from deepseek_triton_build.check.weights import INDEX, check_weights, files_read, instead_of_checkpoint
 from deepseek_triton_build.planning.plan_request import read_json_object
 from deepseek_triton_build.render.stamp import MANIFEST
 from deepseek_triton_build.rules.finding import Finding
@@ -44,6 +44,7 @@ __all__ = [
     "draft_kind",
     "files_read",
     "find_code",
+    "instead_of_checkpoint",
     "is_inside",
     "is_v4",
     "read_bytes",

@@ -12,7 +12,7 @@ from typing import Any
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.deepseek_v4 import draft_kind, flat_config, is_v4, v4_quantization
 from deepseek_triton_build.check.documents import read_json
-from deepseek_triton_build.check.weights import INDEX, check_weights, stored_precisions
+from deepseek_triton_build.check.weights import INDEX, check_weights, instead_of_checkpoint, stored_precisions
 from deepseek_triton_build.data.catalog import PRECISIONS, Architecture, Precision, architectures, cut_architecture
 from deepseek_triton_build.render.hf_quant_config import NAME as QUANT_CONFIG
 from deepseek_triton_build.rules.finding import Finding
@@ -162,7 +162,7 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
     alike = [a for a in architectures().values() if a.class_name == class_name]
     architecture = min(alike, key=lambda a: len(_differing(config or {}, a)), default=None)
     if config is not None and architecture is None:
-        known = " or ".join(a.class_name for a in architectures().values())
+        known = " or ".join(dict.fromkeys(a.class_name for a in architectures().values()))
         message = f"expected architectures: {known}, found {short_repr(class_name)}"
         fix = "point model at the right checkpoint; for another model the rules are not checked"
         findings.append(codes.UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
@@ -332,6 +332,8 @@ def check_checkpoint(
         in the index, and hf_quant_config.json if config.json says how the weights are quantized.
     """
     facts, findings = read_facts(folder, label, for_vllm=for_vllm)
+    if instead_of_checkpoint(folder):
+        return facts, list(check_weights(folder, label))
     findings += _quantization_problems(facts, for_vllm=for_vllm)
     if tokenizer is not None:
         where = label if tokenizer == folder else str(tokenizer)

@@ -12,6 +12,7 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
 from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.generated_origin import Stamp
+from deepseek_triton_build.check.weights import instead_of_checkpoint
 from deepseek_triton_build.data.catalog import (
     PRECISIONS,
     Architecture,
@@ -182,7 +183,7 @@ def require_options(options: CheckOptions) -> None:
         if name:
             find(name)
     if options.model_root is not None and not os.path.isdir(options.model_root):
-        found = "a file" if os.path.exists(options.model_root) else "nothing"
+        found = instead_of_checkpoint(options.model_root)
         where = safe_name(str(options.model_root))
         raise UnusableCheckpointError(
             f"{where}: expected the checkpoint's folder, found {found}; name the folder that holds it"
@@ -325,7 +326,7 @@ def _contradictions(
     elif facts.difference:
         name = variant.name if variant else facts.architecture.name if facts.architecture else ""
         message = f"expected the figures of {name}, found {facts.difference}"
-        fix = "download config.json again; for another model the rules are not checked"
+        fix = f"point model at a checkpoint of {name}; if this is one, download config.json again"
         code = codes.WRONG_SHAPE if variant else codes.UNKNOWN_ARCHITECTURE
         yield code.finding(message, fix, file=f"{facts.label}/config.json")
     known = facts.is_quantization_known and not facts.is_contradictory  # else W022

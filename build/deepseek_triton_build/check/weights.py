@@ -44,6 +44,21 @@ def files_read(folder: Path, *, only_indexed: bool = False) -> list[str]:
     return sorted(present if shards is None else filter(is_inside, shards))
 
 
+def instead_of_checkpoint(folder: Path) -> str:
+    """Say what is there, where nothing of a checkpoint is; "" where something is, or the folder can't be read."""
+    try:
+        names = set(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return "nothing" if isinstance(error, FileNotFoundError) else "a file"
+    except OSError:
+        return ""
+    if "config.json" in names or INDEX in names or any(name.endswith(".safetensors") for name in names):
+        return ""
+    is_repository = any(os.path.isfile(folder / name / "config.pbtxt") for name in names)
+    what = "a model repository" if is_repository else "neither config.json nor *.safetensors files"
+    return what if names else "an empty one"
+
+
 def check_weights(
     folder: Path, label: str, *, only_indexed: bool = False, on_file: Callable[[Path], None] = lambda _: None
 ) -> Iterator[Finding]:
@@ -135,8 +150,10 @@ class _FolderCheck:
     def check_without_index(self, present: set[str]) -> Iterator[Finding]:
         """Check a folder with one file, or with files whose names hold numbers."""
         if not present:
-            message = f"{safe_name(self.label)} has neither {INDEX} nor a *.safetensors file"
-            yield codes.NO_WEIGHTS.finding(message, "download the checkpoint again", file=self.label)
+            message, fix = f"neither {INDEX} nor a *.safetensors file is there", "download the checkpoint again"
+            if found := instead_of_checkpoint(self.folder):
+                message, fix = f"expected a checkpoint's folder, found {found}", "name the folder that holds its files"
+            yield codes.NO_WEIGHTS.finding(message, fix, file=self.label)
         expected: set[str] = set()
         for name in present:
             if (match := _NUMBERED.search(name)) and int(match[2]) <= _MOST_SHARDS:

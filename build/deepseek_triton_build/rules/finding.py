@@ -81,12 +81,15 @@ def _words() -> Mapping[str, Mapping[str, str]]:
 _FOLLOWS: Mapping[str, frozenset[str]] = {
     "K008": frozenset({"H002"}),
     "K010": frozenset({"K006", "K007"}),
+    "L003": frozenset({"W004", "W016"}),
     "L007": frozenset({"T017"}),
     "M002": frozenset({"H002", "W006"}),
     "P003": frozenset({"P001", "P002", "T016"}),
     "T014": frozenset({"P001", "T016"}),
     "T016": frozenset({"P001"}),
     "T017": frozenset({"X014"}),
+    "W005": frozenset({"W004"}),
+    "W014": frozenset({"W004", "W016"}),
 }
 """Code -> those whose findings about the same model have the same cause, and tell it: the fix of one mends both."""
 _Found = TypeVar("_Found")

@@ -177,10 +177,13 @@ def test_without_hashes_the_headers_are_looked_at(folder, checkpoint):
 
 
 def test_what_is_no_checkpoints_folder(tmp_path, monkeypatch, checkpoint):
-    assert "has neither model.safetensors.index.json nor a *.safetensors file" in lines(tmp_path)[0]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "r1/tensorrt_llm").mkdir(parents=True)
+    (tmp_path / "r1/tensorrt_llm/config.pbtxt").touch()
     (tmp_path / "file").write_text("")
-    for name, found in (("file", "a file"), ("nothing", "nothing")):
-        with pytest.raises(CheckpointError, match=f"expected a checkpoint's folder, found {found}; correct"):
+    whats = {"file": "a file", "nothing": "nothing", "folder": "an empty one", "r1": "a model repository"}
+    for name, found in {**whats, ".": "neither config.json nor"}.items():
+        with pytest.raises(CheckpointError, match=f"expected a checkpoint's folder, found {found}"):
             verified(tmp_path / name)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert "expected a checkpoint's folder or OWNER/NAME" in checkpoint("verify", "/nowhere", code=1).err

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check import Header, HeaderError, is_inside, read_header
+from deepseek_triton_build.check import Header, HeaderError, instead_of_checkpoint, is_inside, read_header
 from deepseek_triton_build.text import first_names, safe_name
 from deepseek_triton_tools.checkpoints.folder_files import UNFINISHED, add_file, is_pointer, is_unfinished, size_of
 from deepseek_triton_tools.host.units import sized
@@ -84,12 +84,11 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
     :param observe: called in this thread, about ten times a second and at the end.
     :raises CheckpointError: when there is no such folder, it holds no weights, or its manifest can't be read.
     """
-    if not folder.is_dir():
-        what = "a file" if folder.exists() else "nothing"
-        raise CheckpointError(f"{folder}: expected a checkpoint's folder, found {what}; correct the path")
     if is_unfinished(folder):
         raise CheckpointError(f"{folder}: {UNFINISHED}")
     manifest = read_manifest(folder)
+    if manifest is None and (found := instead_of_checkpoint(folder)):
+        raise CheckpointError(f"{folder}: expected a checkpoint's folder, found {found}; correct the path")
     weights = _files(folder, ".safetensors")
     source, revision, compared_with = "", "", ""
     expected: dict[str, tuple[Checksum, int | None]] = {}

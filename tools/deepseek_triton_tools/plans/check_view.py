@@ -5,7 +5,15 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository, find_code
+from deepseek_triton_build.check import (
+    CheckedModel,
+    CheckOptions,
+    Finding,
+    Report,
+    check_repository,
+    find_code,
+    instead_of_checkpoint,
+)
 from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
@@ -19,9 +27,8 @@ def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
     """Print the findings of `repository`, and return 1 when there are errors among them. Raises ToolError when --model
     is no folder, and BuildError when there is nothing to check or a name is unknown."""
     if options.model_root and not os.path.isdir(options.model_root):
-        raise ToolError(
-            f"--model {options.model_root}: expected the checkpoint's folder, found none there", exit_code=2
-        )
+        found = instead_of_checkpoint(options.model_root)
+        raise ToolError(f"--model {options.model_root}: expected the checkpoint's folder, found {found}", exit_code=2)
     report = check_repository(repository, options)
     code = 1 if report.has_errors else 0
     with to_reader():
