@@ -116,6 +116,8 @@ REASONS = [
     ({"gpu": "h20-141"}, "moe_config.backend", "swapAB below 64"),
     (lengths(8192, 1024, 4096), "max_batch_size", "holds no more"),
     (by_hand(("max_num_tokens", 3072)), "max_num_tokens", "set by hand"),
+    (ANY, MAX_TOKENS, "model card"),
+    (by_hand(("triton_config.max_inflight_tokens", 20_000)), MAX_TOKENS, "within triton_config.max_inflight_tokens"),
 ]
 
 

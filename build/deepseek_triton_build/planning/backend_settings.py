@@ -54,8 +54,7 @@ def with_own_arguments(
             triton[key] = value
             continue
         excluded = check(key, value)
-        is_other = key in merged and merged[key].value != value
-        before = f" instead of {short_repr(merged[key].value)}" if is_other else ""
+        before = f" instead of {short_repr(merged[key].value)}" if key in merged and merged[key].value != value else ""
         for other in [name for name in merged if name in excluded or (name != key and holds_or_lies_in(key, name))]:
             del merged[other]
         merged[key] = Setting(key, value, f"{request.why_measured(key) or 'set by hand'}{before}")
@@ -179,8 +178,9 @@ def _answer_length(target: Target | VllmTarget, workload: Workload, budget: Budg
     chosen = max(1, min(max(room // 1024 * 1024 or room, own), most - isl))
     if room < own:
         held = budget.concurrent_requests(isl, chosen)
-        reason = f"{target.variant.reasoning_source}; the KV cache holds {held:,} answers of this length at once"
-    return Setting(_MAX_TOKENS, chosen, f"for requests without max_tokens: {reason}, within {limits.within}")
+        reason = f"{own:,} ({target.variant.reasoning_source}); the KV cache holds {held:,} of {chosen:,} at once"
+    within = limits.within if most == limits.longest else _INFLIGHT_TOKENS
+    return Setting(_MAX_TOKENS, chosen, f"for requests without max_tokens: {reason}, within {within}")
 
 
 def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tuple[Setting, ...]:
