@@ -350,7 +350,6 @@ def test_every_engine_can_be_warmed_with_nothing_left_of_it(engine, options, ran
     with loaded(configured(engine, options, str(random_checkpoint)), metrics=metrics) as service:
         stats = service._engine.stats()
         assert {sample.value for sample in metrics.samples() if sample.kind is Kind.COUNTER} == {0}
-        assert all(sum(histogram.counts) == 0 for histogram in metrics.histograms())
         assert (service.num_open, service.inflight, stats.num_running, stats.num_waiting) == (0, (0, 0), 0, 0)
         assert service.is_ready()
     assert "warm-up: 2 of 2 shapes" in log.text

@@ -65,7 +65,6 @@ def test_a_benchmark_reads_them_during_a_run(server: ServerProcess) -> None:
 
 
 def test_every_histogram_has_the_series_that_promql_asks_for(server: ServerProcess) -> None:
-    """Whether Triton has made it or the backend's counters have."""
     series = published(server, lambda series: "info" in {name for name, _ in series})
     for family in (family for family in FAMILIES if family.kind is Kind.HISTOGRAM):
         name = family.name.removeprefix(PREFIX)

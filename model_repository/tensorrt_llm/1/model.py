@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,6 @@ class TritonMetrics:
     """A publishing.MetricFactory on Triton's own metrics. With the server's metrics turned off it does nothing."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
-        self.has_histograms = hasattr(pb_utils.MetricFamily, "HISTOGRAM")
         self._labels = labels
         self._lease = MetricsLease(labels)
         self._families: dict[str, Any] = {}
@@ -188,14 +187,11 @@ class TritonMetrics:
     def claim(self) -> bool:
         return self._lease.take()
 
-    def series(
-        self, name: str, kind: Kind, text: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
-    ) -> Series:
+    def series(self, name: str, kind: Kind, text: str, labels: Mapping[str, str]) -> Series:
         if name not in self._families:
             triton_kind = getattr(pb_utils.MetricFamily, kind.name)
             self._families[name] = pb_utils.MetricFamily(name=name, description=text, kind=triton_kind)
-        bounds = {"buckets": list(buckets)} if buckets else {}
-        series: Series = self._families[name].Metric(labels={**self._labels, **labels}, **bounds)
+        series: Series = self._families[name].Metric(labels={**self._labels, **labels})
         return series
 
     def close(self) -> None:

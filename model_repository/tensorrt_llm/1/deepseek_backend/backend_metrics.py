@@ -38,8 +38,6 @@ class Family:
     1."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, without infinity."""
-    per_token: bool = False
-    """It is observed for each token of each sequence, which is too often for a message to Triton each time."""
 
     @property
     def series_names(self) -> tuple[str, ...]:
@@ -66,8 +64,8 @@ def _gauge(name: str, text: str, *labels: str) -> Family:
     return Family(name=PREFIX + name, kind=Kind.GAUGE, help=text, labels=labels)
 
 
-def _histogram(name: str, text: str, buckets: tuple[float, ...], *, per_token: bool = False) -> Family:
-    return Family(name=PREFIX + name, kind=Kind.HISTOGRAM, help=text, buckets=buckets, per_token=per_token)
+def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family:
+    return Family(name=PREFIX + name, kind=Kind.HISTOGRAM, help=text, buckets=buckets)
 
 
 ACCEPTED = _counter("requests_accepted_total", "Requests admitted.")
@@ -144,7 +142,6 @@ INTER_TOKEN = _histogram(
     "inter_token_latency_seconds",
     "Time between two tokens of a sequence. For tokens that came together, the time is divided equally.",
     (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 5),
-    per_token=True,
 )
 DURATION = _histogram(
     "request_duration_seconds",
@@ -177,24 +174,18 @@ class MetricSample:
 class Histogram:
     """Counts the values that fell into each bucket, and adds them up. Not thread-safe."""
 
-    __slots__ = ("counts", "family", "sums")
+    __slots__ = ("counts", "family", "sum")
 
     def __init__(self, family: Family) -> None:
         self.family = family
         self.counts = [0] * (len(family.buckets) + 1)
         """Values in each bucket; the last bucket is for what lies above all bounds."""
-        self.sums = [0.0] * (len(family.buckets) + 1)
-        """Sum of the values in each bucket."""
+        self.sum = 0.0
+        """Sum of all values."""
 
-    def observe(self, value: float) -> None:
-        index = bisect_left(self.family.buckets, value)
-        self.counts[index] += 1
-        self.sums[index] += value
-
-    def copy(self) -> "Histogram":
-        twin = Histogram(self.family)
-        twin.counts, twin.sums = self.counts.copy(), self.sums.copy()
-        return twin
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.family.buckets, value)] += times
+        self.sum += value * times
 
     def as_counters(self) -> Iterator[MetricSample]:
         """Yield the series that Prometheus makes of a histogram, each of them as a counter."""
@@ -202,7 +193,7 @@ class Histogram:
         cumulative = list(accumulate(self.counts))
         for bound, below in zip((*family.buckets, float("inf")), cumulative, strict=True):
             yield MetricSample(bucket, Kind.COUNTER, family.help, {"le": bound_text(bound)}, below)
-        yield MetricSample(total, Kind.COUNTER, family.help, {}, sum(self.sums))
+        yield MetricSample(total, Kind.COUNTER, family.help, {}, self.sum)
         yield MetricSample(count, Kind.COUNTER, family.help, {}, cumulative[-1])
 
 
@@ -225,8 +216,7 @@ class BackendMetrics:
         """Family -> label values -> number."""
         self._histograms = {family: Histogram(family) for family in FAMILIES if family.kind is Kind.HISTOGRAM}
         self._num_first_tokens = 0
-        inter_token = self._histograms[INTER_TOKEN]
-        self._token_counts, self._token_sums = inter_token.counts, inter_token.sums
+        self._inter_token = self._histograms[INTER_TOKEN]
         if info is not None:
             self._values[INFO][tuple(info[label] for label in INFO.labels)] = 1
 
@@ -255,9 +245,7 @@ class BackendMetrics:
             if seconds is None:
                 self._num_first_tokens += num_tokens
                 return
-            index = bisect_left(_TOKEN_BOUNDS, seconds / num_tokens)
-            self._token_counts[index] += num_tokens
-            self._token_sums[index] += seconds
+            self._inter_token.observe(seconds / num_tokens, num_tokens)
 
     def ended(
         self, outcome: str, seconds: float, *, num_input_tokens: int, num_output_tokens: int, num_cached_tokens: int
@@ -315,28 +303,21 @@ class BackendMetrics:
                 self._values[ENGINE_STAT][(name,)] = value
 
     def samples(self) -> list[MetricSample]:
-        """Return the present number of every counter and gauge."""
+        """Return the present number of every series."""
         with self._lock:
-            self._values[GENERATED_TOKENS][()] = self._num_first_tokens + sum(self._token_counts)
-            return [
+            self._values[GENERATED_TOKENS][()] = self._num_first_tokens + sum(self._inter_token.counts)
+            plain = [
                 MetricSample(
                     family.name, family.kind, family.help, dict(zip(family.labels, values, strict=True)), number
                 )
                 for family, series in self._values.items()
                 for values, number in series.items()
             ]
-
-    def histograms(self) -> list[Histogram]:
-        """Return a copy of every histogram."""
-        with self._lock:
-            return [histogram.copy() for histogram in self._histograms.values()]
+            return plain + [sample for each in self._histograms.values() for sample in each.as_counters()]
 
     def _add(self, family: Family, number: float, *values: str) -> None:
         series = self._values[family]
         series[values] = series.get(values, 0.0) + number
-
-
-_TOKEN_BOUNDS = INTER_TOKEN.buckets
 
 
 def info(config: BackendConfig) -> dict[str, str]:
