@@ -162,6 +162,21 @@ def test_an_answer_that_is_over_waits_for_none_of_the_others(line):
     assert [text for _, text in line.served] == ["a", ["END", "ab"]]
 
 
+@pytest.mark.parametrize("being_served", [False, True])
+def test_a_whole_answer_leaves_from_the_engines_thread_unless_another_is_at_it(line, being_served):
+    active = line.open("a")
+    if being_served:
+        line.delivery._entries[active].queue_state = QueueState.SENDING
+    whole = Step(text="all", token_ids=[1], finish_reason="length", generation_s=0.0)
+    line.delivery.put_steps([(active.requests[0], whole)])
+    assert line.served == ([] if being_served else [("a", "all")])
+    if being_served:
+        line.delivery._entries[active].queue_state = QueueState.IDLE
+        line.serve_all()
+        assert line.served == [("a", "all")]
+    assert line.ended == [active]
+
+
 def test_new_streams_take_nothing_from_what_those_under_way_may_send(line, monkeypatch):
     under_way = line.open("under way", started=True)
     monkeypatch.setattr(send_queue, "RESPONSES_PER_S", 1e-6)

@@ -3,6 +3,8 @@
     engine's thread            delivery's threads
     put_steps ──> StepQueue ──> take: ActiveRequest.add ──> SendQueue ──> ActiveRequest.deliver ──> reply
 
+An answer that comes whole leaves from the engine's thread: another thread's turn would cost as much as the answer.
+
 Engines never wait for a client. Triton takes responses faster than a slow client does and keeps them, so such a client
 costs the text of its stream.
 
@@ -74,6 +76,11 @@ class StepQueue:
     def put(self, steps: Steps) -> None:
         """Leave the steps of one iteration."""
         self._iterations.append((time.monotonic(), steps))
+
+    def find(self, request: GenerateRequest) -> tuple[QueueEntry, PendingSteps] | None:
+        """Return where the request's steps go; None when it is over."""
+        entry, pending = self._entries.get(request), self._pending.get(request)
+        return None if entry is None or pending is None else (entry, pending)
 
     @property
     def has_uncollected(self) -> bool:
@@ -227,6 +234,10 @@ class Delivery:
 
     def put_steps(self, steps: Steps) -> None:
         """Take the steps of one engine iteration. The engine's thread calls this; it does not wait for a client."""
+        if any(step.generation_s is not None for _, step in steps):
+            steps = [pair for pair in steps if pair[1].generation_s is None or not self._send_answer(*pair)]
+            if not steps:
+                return
         self._steps.put(steps)
         if self._steps.is_full:
             self._queue_entries(self._steps.collect())
@@ -236,6 +247,21 @@ class Delivery:
                 self._wakeup.notify()
         if self._steps.is_behind:
             time.sleep(_YIELD_S)
+
+    def _send_answer(self, request: GenerateRequest, step: Step) -> bool:
+        """Send an answer that came whole. False: another thread is at its request, so that the step has to wait."""
+        found = self._steps.find(request)
+        if found is None:
+            return True
+        entry, pending = found
+        with self._wakeup:
+            if entry.queue_state is not QueueState.IDLE:
+                return False
+            entry.queue_state = QueueState.SENDING
+        pending.steps.append(step)
+        pending.first_s = pending.last_s = time.monotonic()
+        self._serve(entry)
+        return True
 
     def put_request(self, active: ActiveRequest) -> None:
         """Take over a request that begins, before the engine gets it, or the news that it has ended or is closed."""

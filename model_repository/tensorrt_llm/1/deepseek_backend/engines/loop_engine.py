@@ -38,6 +38,8 @@ class LoopThread:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop, guarded by _lock; None before `start` and after `stop`."""
+        self._calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        """Calls that the loop has been woken for, guarded by _lock. To wake it costs a system call."""
 
     @property
     def running(self) -> bool:
@@ -76,8 +78,20 @@ class LoopThread:
         with self._lock:
             if self._loop is None:
                 return False
-            self._loop.call_soon_threadsafe(function, *args)
+            self._calls.append((function, args))
+            if len(self._calls) == 1:
+                self._loop.call_soon_threadsafe(self._make_calls)
         return True
+
+    def _make_calls(self) -> None:
+        with self._lock:
+            calls, self._calls = self._calls, []
+        for function, args in calls:
+            try:
+                function(*args)
+            except Exception:
+                # The other calls have their requests to serve.
+                logger.exception("a call of the thread %s failed", self._name)
 
     def run(self, function: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
         """Run a coroutine function in the thread, and wait for it.

@@ -157,7 +157,7 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
             self._start_loop(partial(make_llm, package, llm_args, objects))
         logger.info("TensorRT-LLM %s has loaded %s", package.__version__, self._config.model)
         if llm_args.get("enable_iter_perf_stats"):
-            self._loop.call(self._watch_iterations)
+            self._loop.call(self._watch_iterations, bool(llm_args.get("speculative_config")))
         self._tokenizer = PromptTokenizer(self._llm.tokenizer)
         self._capabilities = self._find_out(longest, llm_args, str(package.__version__))
 
@@ -214,12 +214,19 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
 
     # Everything below runs on the loop thread.
 
-    def _watch_iterations(self) -> None:
+    def _watch_iterations(self, sums_drafts: bool) -> None:
+        """`sums_drafts`: every iteration has draft tokens to be added up; else one in a period tells enough."""
+
         async def watch() -> None:
             try:
                 while True:
-                    async for row in self._llm.get_stats_async(timeout=STATS_PERIOD_S):
-                        self._iterations.add(row)
+                    due_s, latest = 0.0, None
+                    async for latest in self._llm.get_stats_async(timeout=STATS_PERIOD_S):
+                        if sums_drafts or time.monotonic() >= due_s:
+                            self._iterations.add(latest)
+                            due_s, latest = time.monotonic() + STATS_PERIOD_S, None
+                    if latest is not None:
+                        self._iterations.add(latest)
                     await asyncio.sleep(STATS_PERIOD_S)
             except Exception:
                 # Upstream calls this interface a prototype, and requests are served without it.

@@ -7,7 +7,7 @@ single request comes in the same form.
 
 import json
 import math
-import secrets
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,7 +96,7 @@ def sampling_params(request: GenerateRequest, *, seeded: bool) -> dict[str, Any]
             "top_k": sampling.top_k or None,
             "top_p": 1.0 if sampling.top_p is None and not sampling.top_k else sampling.top_p,
             "min_p": sampling.min_p,
-            "seed": secrets.randbits(63) if seeded and sampling.seed is None else sampling.seed,
+            "seed": random.getrandbits(63) if seeded and sampling.seed is None else sampling.seed,
         }
     return {name: value for name, value in params.items() if value is not None}
 
