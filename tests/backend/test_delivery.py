@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend import send_queue
+from deepseek_backend import delivery, send_queue
 from deepseek_backend.active_request import ActiveRequest
 from deepseek_backend.backend_metrics import BackendMetrics
 from deepseek_backend.delivery import MAX_ITERATIONS, NUM_THREADS, Delivery, StepQueue
@@ -175,6 +175,22 @@ def test_a_whole_answer_leaves_from_the_engines_thread_unless_another_is_at_it(l
         line.serve_all()
         assert line.served == [("a", "all")]
     assert line.ended == [active]
+
+
+def test_tokens_of_few_streams_leave_from_the_engines_thread_where_nothing_waits(line, monkeypatch):
+    monkeypatch.setattr(delivery, "SELDOM_S", 0)
+    streams = [line.open(name) for name in "abc"]
+    line.delivery._num_resting = NUM_THREADS
+
+    def put(text, streams):
+        line.delivery.put_steps([(each.requests[0], Step(text=text, token_ids=[1])) for each in streams])
+        return "".join(name + sent for name, sent in line.served)
+
+    assert put("0", streams[:2]) == "a0b0"
+    assert put("1", streams) == "a0b0"
+    assert put("2", streams[:2]) == "a0b0"
+    line.serve_all()
+    assert sorted(line.served[2:]) == [("a", "12"), ("b", "12"), ("c", "1")]
 
 
 def test_new_streams_take_nothing_from_what_those_under_way_may_send(line, monkeypatch):

@@ -3,7 +3,8 @@
     engine's thread            delivery's threads
     put_steps ──> StepQueue ──> take: ActiveRequest.add ──> SendQueue ──> ActiveRequest.deliver ──> reply
 
-An answer that comes whole leaves from the engine's thread: another thread's turn would cost as much as the answer.
+An answer that comes whole, and a token of one of few streams, leave from the engine's thread: another thread's turn
+would cost as much again.
 
 Engines never wait for a client. Triton takes responses faster than a slow client does and keeps them, so such a client
 costs the text of its stream.
@@ -39,6 +40,10 @@ send."""
 NUM_BEHIND = 8
 """Iterations that wait before the engine's thread pauses: an engine that computes in Python may keep delivery's threads
 from Python's lock."""
+FEW = 2
+"""Steps of an iteration that the engine's thread sends itself."""
+SELDOM_S = 0.001
+"""It does so where iterations come no oftener: a response takes it 0.1 ms."""
 MAX_ITERATIONS = 256
 """Most iterations that wait. An engine that is further ahead sorts them in itself."""
 
@@ -81,6 +86,10 @@ class StepQueue:
         """Return where the request's steps go; None when it is over."""
         entry, pending = self._entries.get(request), self._pending.get(request)
         return None if entry is None or pending is None else (entry, pending)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._iterations
 
     @property
     def has_uncollected(self) -> bool:
@@ -221,6 +230,8 @@ class Delivery:
         self._steps = StepQueue(self._take_step, lambda entry, error: owner.fail(entry.active, error))
         self._queue = SendQueue()
         self._wakeup = threading.Condition()
+        self._last_put_s = 0.0
+        """Time of the last iteration, by time.monotonic(). The engine's thread owns it."""
         self._num_resting = 0
         """Threads that wait for something to do."""
         self._threads = [
@@ -234,8 +245,13 @@ class Delivery:
 
     def put_steps(self, steps: Steps) -> None:
         """Take the steps of one engine iteration. The engine's thread calls this; it does not wait for a client."""
-        if any(step.generation_s is not None for _, step in steps):
-            steps = [pair for pair in steps if pair[1].generation_s is None or not self._send_answer(*pair)]
+        is_few = len(steps) <= FEW and self._has_time()
+        if is_few or any(step.generation_s is not None for _, step in steps):
+            steps = [
+                (request, step)
+                for request, step in steps
+                if (not is_few and step.generation_s is None) or not self._serve_now(request, step)
+            ]
             if not steps:
                 return
         self._steps.put(steps)
@@ -248,14 +264,21 @@ class Delivery:
         if self._steps.is_behind:
             time.sleep(_YIELD_S)
 
-    def _send_answer(self, request: GenerateRequest, step: Step) -> bool:
-        """Send an answer that came whole. False: another thread is at its request, so that the step has to wait."""
+    def _has_time(self) -> bool:
+        """Whether the engine's last iteration came long enough ago to send within this one, and nothing else waits."""
+        before_s, self._last_put_s = self._last_put_s, time.monotonic()
+        # In this order: a thread that takes iterations rests no more.
+        return self._last_put_s - before_s > SELDOM_S and self._steps.is_empty and self._num_resting == NUM_THREADS
+
+    def _serve_now(self, request: GenerateRequest, step: Step) -> bool:
+        """Send in the engine's thread. False: the step has to wait, since another thread is at its request or the
+        request wants few chunks."""
         found = self._steps.find(request)
         if found is None:
             return True
         entry, pending = found
         with self._wakeup:
-            if entry.queue_state is not QueueState.IDLE:
+            if entry.queue_state is not QueueState.IDLE or entry.wants_few_chunks or pending.steps:
                 return False
             entry.queue_state = QueueState.SENDING
         pending.steps.append(step)
