@@ -5,8 +5,6 @@ job, its sequence and its place, so that a text that is cut, out of order or ano
 one. On the simulated engine a word is a token; on the stand-in for TensorRT-LLM each byte is one.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -113,7 +111,7 @@ class Job:
 @dataclass(frozen=True)
 class Kind:
     weight: int
-    make: Callable[[Draft], Job | Asked]
+    make: "Callable[[Draft], Job | Asked]"
 
 
 @dataclass

@@ -3,8 +3,6 @@
 Chromium takes commands on file descriptor 3 and answers on 4: JSON that ends with a zero byte.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -32,7 +30,7 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         self._profile = profile
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> "Browser":
         assert CHROMIUM is not None
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
@@ -101,7 +99,7 @@ class Browser:
                 return
 
     @contextmanager
-    def page(self, address: str, *, width: int = 1280, height: int = 860, dark: bool = False) -> Iterator[Page]:
+    def page(self, address: str, *, width: int = 1280, height: int = 860, dark: bool = False) -> "Iterator[Page]":
         """A tab with a session storage of its own."""
         target = self.command("Target.createTarget", url="about:blank")["targetId"]
         session = self.command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]

@@ -1,7 +1,5 @@
 """A scripted gRPC server on a real socket, and a proxy that can be cut."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct
@@ -153,7 +151,7 @@ class RawServer:
         self.port = self._listener.getsockname()[1]
         self._accepting = self._start(self._accept)
 
-    def __enter__(self) -> RawServer:
+    def __enter__(self) -> "RawServer":
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -1,7 +1,5 @@
 """A Triton server of which the test decides every byte: where an answer is cut, when it stalls and how it breaks."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl
@@ -29,7 +27,7 @@ def event(**outputs: object) -> bytes:
 class Wire:
     """The way to the gateway, for one answer."""
 
-    def __init__(self, connection: socket.socket, triton: RawTriton, request_id: str) -> None:
+    def __init__(self, connection: socket.socket, triton: "RawTriton", request_id: str) -> None:
         self._connection = connection
         self._triton = triton
         self.request_id = request_id
@@ -137,7 +135,9 @@ class RawTriton:
         return wire.keep
 
     @contextmanager
-    def serving(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[RawTriton]:
+    def serving(
+        self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> "Iterator[RawTriton]":
         triton = self
 
         class Handler(BaseRequestHandler):

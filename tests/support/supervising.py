@@ -1,7 +1,5 @@
 """supervise.py as a process, and the processes with its launch's tag, looked up independently of it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -107,7 +105,7 @@ class Supervised:
                 stderr=err,
             )
 
-    def __enter__(self) -> Supervised:
+    def __enter__(self) -> "Supervised":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,8 +3,6 @@
 What it does for a response is to note the time and keep the bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -96,7 +94,7 @@ async def _run(share: Share, parent: Any) -> None:
     parent.send("saved")
 
 
-async def _warm_up(connection: GrpcConnection | HttpConnection) -> bool:
+async def _warm_up(connection: "GrpcConnection | HttpConnection") -> bool:
     """One short stream; whether its responses are cumulative."""
     record = Record(connection.make_decoder, cumulative=False)
     await connection.stream(connection.request(_WARM_UP_TOKENS), record)
@@ -107,7 +105,7 @@ async def _warm_up(connection: GrpcConnection | HttpConnection) -> bool:
     return is_cumulative([chunk.text for chunk in chunks if chunk.text])
 
 
-async def _stream(connection: GrpcConnection | HttpConnection, request: bytes, record: Record, due_s: float) -> None:
+async def _stream(connection: "GrpcConnection | HttpConnection", request: bytes, record: Record, due_s: float) -> None:
     await asyncio.sleep(due_s - time.monotonic())
     record.opened_ns = time.monotonic_ns()
     try:
