@@ -34,17 +34,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
-from deepseek_triton_client._core.exceptions import (
-    AccessDenied,
-    Cancelled,
-    DeepseekTritonError,
-    InvalidRequest,
-    ModelNotFound,
-    ModelNotReady,
-    Overloaded,
-    ServerError,
-    ServerUnavailable,
-)
+from deepseek_triton_client._core import exceptions
 from deepseek_triton_client._core.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 __all__ = ["Answer", "FakeServer", "Item", "Pause", "ReceivedRequest"]
@@ -247,9 +237,11 @@ class FakeServer(LoopbackServer):
         elif handler.path in ("/v2/health/live", "/v2/health/ready"):
             handler.send_json(200, {})
         elif verb is None:
-            handler.send_json(*_refusal(ModelNotFound(f"Request for unknown model: no model is at {handler.path}")))
+            handler.send_json(
+                *_refusal(exceptions.ModelNotFound(f"Request for unknown model: no model is at {handler.path}"))
+            )
         elif not self.ready:
-            handler.send_json(*_refusal(ModelNotReady(self.model_name)))
+            handler.send_json(*_refusal(exceptions.ModelNotReady(self.model_name)))
         elif verb == "":
             handler.send_json(200, _metadata(self.model_name))
         elif verb == "ready":
@@ -264,7 +256,7 @@ class FakeServer(LoopbackServer):
             if is_cancel:
                 self.cancelled.append(request.request_id)
                 is_active = request.request_id in self._active
-                answer: Answer = () if is_active else InvalidRequest("no such active request")
+                answer: Answer = () if is_active else exceptions.InvalidRequest("no such active request")
                 if is_active:
                     self._to_cancel.add(request.request_id)
             else:
@@ -373,7 +365,7 @@ def _send_joined(handler: RequestHandler, responses: Iterator[tuple[int, Mapping
 
 def _refusal(error: Exception) -> tuple[int, Mapping[str, Any]]:
     """The HTTP status and the document that make the client raise `error`."""
-    if isinstance(error, DeepseekTritonError) and (error.code or type(error) in _REFUSALS):
+    if isinstance(error, exceptions.DeepseekTritonError) and (error.code or type(error) in _REFUSALS):
         status, text = _REFUSALS.get(type(error), (400, "{}"))
         return status, {"error": str(error) if error.code else text.format(error.message)}
     hint = "expected an error that a server can send; to make a limit of Timeouts run out, script a Pause()"
@@ -382,14 +374,14 @@ def _refusal(error: Exception) -> tuple[int, Mapping[str, Any]]:
 
 # HTTP status and text. Triton answers 400 to every error of a model that comes before the first chunk.
 _REFUSALS: dict[type[Exception], tuple[int, str]] = {
-    InvalidRequest: (400, "[E_INVALID_ARGUMENT] {}"),
-    Overloaded: (400, "[E_OVERLOADED] {}"),
-    ServerUnavailable: (400, "[E_UNAVAILABLE] {}"),
-    Cancelled: (400, "[E_CANCELLED] {}"),
-    ServerError: (400, "[E_INTERNAL] {}"),
-    ModelNotFound: (404, "{}"),
-    ModelNotReady: (400, "Request for unknown model: {} is not at ready state"),
-    AccessDenied: (401, "{}"),
+    exceptions.InvalidRequest: (400, "[E_INVALID_ARGUMENT] {}"),
+    exceptions.Overloaded: (400, "[E_OVERLOADED] {}"),
+    exceptions.ServerUnavailable: (400, "[E_UNAVAILABLE] {}"),
+    exceptions.Cancelled: (400, "[E_CANCELLED] {}"),
+    exceptions.ServerError: (400, "[E_INTERNAL] {}"),
+    exceptions.ModelNotFound: (404, "{}"),
+    exceptions.ModelNotReady: (400, "Request for unknown model: {} is not at ready state"),
+    exceptions.AccessDenied: (401, "{}"),
 }
 
 _MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/?(ready|generate|generate_stream|)")

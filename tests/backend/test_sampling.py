@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.reference.token_sampling import (
-    TokenSampler,
-    prompt_logprobs,
-    sample_tokens,
-    spellings,
-    token_logprobs,
-)
+from deepseek_backend.engines.reference import token_sampling
 from support.random_checkpoint import build_tokenizer
 
 VOCAB_SIZE = 12
@@ -24,12 +18,12 @@ LOGITS = np.array([2.0, -1.0, 0.5, 2.5, -3.0, 0.0, 1.5, 1.0, -0.5, 2.2, -2.0, 0.
 
 def sampler(*, prompt_ids=(), end_ids=(), bad_sequences=(), **params):
     places = {"prompt_ids": prompt_ids, "end_ids": end_ids, "bad_sequences": bad_sequences, "vocab_size": VOCAB_SIZE}
-    return TokenSampler(SamplingParams(**params), **places)
+    return token_sampling.TokenSampler(SamplingParams(**params), **places)
 
 
 def draws(count, **params):
     one = sampler(**params)
-    return [sample_tokens(LOGITS[None].copy(), [one])[0] for _ in range(count)]
+    return [token_sampling.sample_tokens(LOGITS[None].copy(), [one])[0] for _ in range(count)]
 
 
 def reference(*, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -97,7 +91,7 @@ def test_a_seed_repeats_and_another_or_none_does_not():
 
 def test_a_seeded_row_does_not_depend_on_its_neighbours():
     rows = [sampler(temperature=1.0, seed=5), sampler(), sampler(temperature=1.0, seed=6)]
-    batch = [sample_tokens(np.repeat(LOGITS[None], 3, 0), rows) for _ in range(40)]
+    batch = [token_sampling.sample_tokens(np.repeat(LOGITS[None], 3, 0), rows) for _ in range(40)]
     assert [step[0] for step in batch] == draws(40, temperature=1.0, seed=5)
     assert {step[1] for step in batch} == {int(LOGITS.argmax())}
 
@@ -129,7 +123,7 @@ def test_min_tokens_delays_the_end():
     """Stop tokens outside the vocabulary are allowed, and never generated."""
     best = int(LOGITS.argmax())
     one = sampler(end_ids=(best, VOCAB_SIZE + 5), min_tokens=2)
-    tokens = [sample_tokens(LOGITS[None].copy(), [one])[0] for _ in range(3)]
+    tokens = [token_sampling.sample_tokens(LOGITS[None].copy(), [one])[0] for _ in range(3)]
     second = int(np.argsort(-LOGITS)[1])
     assert tokens == [second, second, best]
 
@@ -183,7 +177,7 @@ def test_the_last_token_of_a_bad_sequence_is_forbidden_after_the_others():
 
 
 def test_bad_strings_are_spelt_at_the_beginning_of_a_word_and_inside_one():
-    inside, beginning = spellings(TOKENIZER, ["moon"])
+    inside, beginning = token_sampling.spellings(TOKENIZER, ["moon"])
     assert TOKENIZER.decode(inside) == "moon"
     assert beginning == [TOKENIZER.token_to_id("Ġmoon")]
 
@@ -191,7 +185,7 @@ def test_bad_strings_are_spelt_at_the_beginning_of_a_word_and_inside_one():
 def test_logprobs_have_the_chosen_token_first_and_the_others_in_order():
     """Equally likely tokens share a rank, and a request may ask for more tokens than there are."""
     logits = np.array([[0.0, 2.0, 1.0, 2.0, -1.0], [0.0, 2.0, 1.0, 2.5, -1.0]], np.float32)
-    chosen_fourth, chosen_first = token_logprobs(logits, [0, 3], [3, 100], TOKENIZER)
+    chosen_fourth, chosen_first = token_sampling.token_logprobs(logits, [0, 3], [3, 100], TOKENIZER)
     assert [entry.token_id for entry in chosen_fourth] == [0, 1, 3, 2]
     assert [entry.rank for entry in chosen_fourth] == [4, 1, 1, 3]
     assert [entry.token_id for entry in chosen_first] == [3, 1, 2, 0, 4]
@@ -214,8 +208,8 @@ def test_a_long_prompts_logprobs_are_made_in_parts():
         sizes.append(len(hidden))
         return hidden
 
-    first, *others = prompt_logprobs(logits, head, prompt_ids, 0, TOKENIZER)
+    first, *others = token_sampling.prompt_logprobs(logits, head, prompt_ids, 0, TOKENIZER)
     assert first is None
     assert sizes == [256, 256, 87]
-    assert others == token_logprobs(logits[:-1], prompt_ids[1:], [0] * 599, TOKENIZER)
-    assert prompt_logprobs(logits[:1], head, prompt_ids[:1], 3, TOKENIZER) == [None]
+    assert others == token_sampling.token_logprobs(logits[:-1], prompt_ids[1:], [0] * 599, TOKENIZER)
+    assert token_sampling.prompt_logprobs(logits[:1], head, prompt_ids[:1], 3, TOKENIZER) == [None]

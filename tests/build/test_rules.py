@@ -6,17 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from deepseek_triton_build import UnknownNameError
-from deepseek_triton_build.catalog import (
-    CANDIDATES,
-    READABLE_RELEASES,
-    RELEASES,
-    find_gpu,
-    find_variant,
-    gpus,
-    load_release,
-    variants,
-)
+from deepseek_triton_build import UnknownNameError, catalog
 from deepseek_triton_build.check import CHECKS, find_code, rules_page
 from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES, target_violations, violations
@@ -52,7 +42,7 @@ FP4, NVL72 = B200 | {"precision": "fp4"}, {"gpu": "gb200-nvl72", "precision": "f
 
 def on(*settings, variant="deepseek-r1", precision="fp8", gpu="h200", release="1.2.1", **more):
     """Return DeepSeek-R1 on 8 x H200, with any fact replaced."""
-    found = find_variant(variant)
+    found = catalog.find_variant(variant)
     given = {TP: 8, EP: 8}
     for mapping in settings:
         given |= mapping
@@ -60,9 +50,9 @@ def on(*settings, variant="deepseek-r1", precision="fp8", gpu="h200", release="1
         settings=given,
         variant=found,
         architecture=found.architecture,
-        checkpoint=find_variant("deepseek-r1").checkpoints[precision],  # every precision, for every variant
-        gpu=find_gpu(gpu),
-        release=load_release(release),
+        checkpoint=catalog.find_variant("deepseek-r1").checkpoints[precision],  # every precision, for every variant
+        gpu=catalog.find_gpu(gpu),
+        release=catalog.load_release(release),
         **more,
     )
 
@@ -302,7 +292,7 @@ def test_each_code_is_unique_and_has_its_words_on_the_page():
 
 
 def test_a_violation_is_one_line_with_a_fix_and_a_known_key():
-    known = {None, *load_release(CANONICAL_RELEASE).keys()}
+    known = {None, *catalog.load_release(CANONICAL_RELEASE).keys()}
     for broken, _ in CASES.values():
         for rule, violation in violations(broken):
             assert len(violation.message.splitlines()) == len(violation.fix.splitlines()) == 1, rule.code
@@ -361,7 +351,7 @@ def test_sm103_is_as_sm100_and_sm120_has_kernels_of_its_own(subtests):
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
 def test_no_value_makes_a_rule_fail(junk):
     codes = ("M008", "A001", "D009", "V008", "L002", "K007")
-    keys = load_release(CANONICAL_RELEASE).keys()
+    keys = catalog.load_release(CANONICAL_RELEASE).keys()
     for number, key in enumerate(keys, next(at for at, each in enumerate(JUNK) if each is junk)):
         for code in (codes[number % 6], codes[(number + 3) % 6]):
             base = CASES[code][0]
@@ -373,16 +363,16 @@ def test_every_feature_that_a_rule_asks_for_is_recorded():
     names = {"chunked_prefill_mla", "fp8_kv_mla"}
     asked |= {f"{name}_{gpu}" for name in names for gpu in ("hopper", "blackwell", "rtx_blackwell")}
     asked |= {"fp8_rtx_blackwell", "deepseek_v32_rtx_blackwell"}
-    for version in READABLE_RELEASES:
-        assert asked | {"guided_decoding_with_overlap_scheduler"} <= load_release(version).features.keys()
+    for version in catalog.READABLE_RELEASES:
+        assert asked | {"guided_decoding_with_overlap_scheduler"} <= catalog.load_release(version).features.keys()
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", catalog.RELEASES)
 def test_what_the_hardware_table_has_breaks_nothing_whatever_the_settings(release):
     """Every published number of GPUs belongs to a model, a precision and a GPU that go together."""
-    for variant in variants().values():
+    for variant in catalog.variants().values():
         for precision in variant.checkpoints:
-            for gpu in gpus().values():
+            for gpu in catalog.gpus().values():
                 if precision not in gpu.published_min_gpus:
                     continue
                 target = Deployment(
@@ -391,11 +381,11 @@ def test_what_the_hardware_table_has_breaks_nothing_whatever_the_settings(releas
                     architecture=variant.architecture,
                     checkpoint=variant.checkpoints[precision],
                     gpu=gpu,
-                    release=load_release(release),
+                    release=catalog.load_release(release),
                 )
                 broken = {rule.code for rule, _ in target_violations(target)}
                 known = {"H005", "H006"} if release < "1.2.0" else set()
-                known |= {"H006", "H009"} if variant.min_release in CANDIDATES else set()
+                known |= {"H006", "H009"} if variant.min_release in catalog.CANDIDATES else set()
                 assert broken <= known, (variant.name, precision, gpu.name)
 
 

@@ -12,14 +12,7 @@ from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_build import DisaggregatedPlan, PlanRequest, Workload
 from deepseek_triton_tools.bench.result import Slo
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.sla.fleets import (
-    PacedServer,
-    SlaWorkload,
-    aggregated_times,
-    burst_ttft_ms,
-    context_busy,
-    context_ttft_ms,
-)
+from deepseek_triton_tools.sla import fleets
 from deepseek_triton_tools.sla.paces import ModelPaces, PacedModel, ServerLayout
 from deepseek_triton_tools.sla.sla_plan import plan_to_sla
 
@@ -28,14 +21,14 @@ H200 = PacedModel(architecture="deepseek-v3", precision="fp8", gpu="h200", kv_dt
 TP8 = ServerLayout(num_gpus=8, expert_parallel_size=8)
 LIMITS = ["--sla", "tpot=40", "--gpus", "8"]
 PAIRED = ["--gpus", "32", "--isl", "4096", "--osl", "512", "--sla", "ttft=1000,tpot=25"]
-WORKLOAD = SlaWorkload(isl=1024, osl=1024)
+WORKLOAD = fleets.SlaWorkload(isl=1024, osl=1024)
 
 
 @pytest.fixture
 def server():
     pace = ModelPaces().tables(H200, [TP8])[TP8]
     sizes = {"num_ranks": 1, "num_draft_tokens": 0, "kv_cache_tokens": 10**6, "kv_token_bytes": 35136}
-    return PacedServer(table=read_table(pace, **sizes), max_num_tokens=8192)
+    return fleets.PacedServer(table=read_table(pace, **sizes), max_num_tokens=8192)
 
 
 @pytest.fixture(autouse=True)
@@ -56,26 +49,26 @@ def search(capsys):
 
 
 def test_more_requests_take_longer(server):
-    times = [aggregated_times(server, WORKLOAD, rows) for rows in range(1, 200)]
+    times = [fleets.aggregated_times(server, WORKLOAD, rows) for rows in range(1, 200)]
 
     assert [one.tpot_ms for one in times] == sorted(one.tpot_ms for one in times)
     assert [one.ttft_ms for one in times] == sorted(one.ttft_ms for one in times)
 
 
 def test_requests_that_come_at_once_wait_longer(server):
-    (alone, several, most) = (burst_ttft_ms(server, WORKLOAD, requests) for requests in (1, 8, 80))
+    (alone, several, most) = (fleets.burst_ttft_ms(server, WORKLOAD, requests) for requests in (1, 8, 80))
 
-    assert alone == pytest.approx(aggregated_times(server, WORKLOAD, 1).ttft_ms, rel=0.01)
+    assert alone == pytest.approx(fleets.aggregated_times(server, WORKLOAD, 1).ttft_ms, rel=0.01)
     # Eight prompts of 1,024 tokens fill one iteration; of 80, a request waits for 5.5 on average.
     assert most == pytest.approx(5.5 * several)
 
 
 def test_a_context_server_is_as_busy_as_ttft_allows(server):
-    busy = context_busy(server, WORKLOAD, 150)
+    busy = fleets.context_busy(server, WORKLOAD, 150)
 
     assert 0 < busy < 0.9
-    assert context_ttft_ms(server, WORKLOAD, busy) == pytest.approx(150)
-    assert context_busy(server, WORKLOAD, 1) == 0
+    assert fleets.context_ttft_ms(server, WORKLOAD, busy) == pytest.approx(150)
+    assert fleets.context_busy(server, WORKLOAD, 1) == 0
 
 
 @pytest.mark.slow

@@ -4,14 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from deepseek_triton_tools.cli.client_options import (
-    DEFAULT_URL,
-    add_address,
-    add_sampling_options,
-    add_server_options,
-    client_settings,
-    sampling_params,
-)
+from deepseek_triton_tools.cli import client_options
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, number, option, path, positive, real_number, words
 from deepseek_triton_tools.tool_errors import ToolError, nearest
 
@@ -46,7 +39,7 @@ def add_options(verb: VerbParser) -> None:
         "--max-tokens --temperature --json",
     )
     verb.usage = "%(prog)s [URL...] --task TASK [options]"
-    add_address(verb)
+    client_options.add_address(verb)
     which = verb.add_mutually_exclusive_group(required=True)
     option(which, "--task TASK", f"{', '.join(TASKS)}; see below", _task)
     option(which, "--task-file FILE", "any task of lm-eval, by its YAML file", path)
@@ -60,11 +53,11 @@ def add_options(verb: VerbParser) -> None:
     option(verdict, "--pass-at X", "the lowest score in percent that passes, in place of the published ones", _percent)
     option(verdict, "--fail-below-band", "exit with 1 if the score doesn't pass")
     server = verb.add_argument_group("server")
-    add_server_options(server)
+    client_options.add_server_options(server)
     option(server, "--concurrency N", "requests at once (default: 32)", positive, default=32)
     text = "score although up to N questions got no answer, which count as wrong (default: 0)"
     option(server, "--allow-failed N", text, number, default=0)
-    add_sampling_options(verb)
+    client_options.add_sampling_options(verb)
 
 
 def _add_questions(verb: VerbParser) -> None:
@@ -88,13 +81,13 @@ def _task(text: str) -> str:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    args.fields = {field.name: value for field, value in sampling_params(args).given()}
+    args.fields = {field.name: value for field, value in client_options.sampling_params(args).given()}
     _refuse_misplaced(args)
     from deepseek_triton_client import AsyncClient
     from deepseek_triton_tools.evaluation.run_evaluation import run_evaluation
 
     args.output = args.output or Path(f"eval-{args.task or args.task_file.stem}")
-    args.connect = partial(AsyncClient, args.urls or DEFAULT_URL, **client_settings(args))
+    args.connect = partial(AsyncClient, args.urls or client_options.DEFAULT_URL, **client_options.client_settings(args))
     return run_evaluation(args)
 
 
