@@ -76,7 +76,7 @@ WRONG_WORDS = {
     "slurm r1 --time 7days": "--time: expected a time limit",
     "docker": "the following arguments are required: DIR",
     "docker r1 tiny": "unrecognized arguments: tiny",
-    "mpirun two --dry-run --submit": "argument --submit: not allowed with argument --dry-run",
+    "kubernetes r1 --output o --submit": "argument --submit: not allowed with argument --output",
     "docker r1 --submit": "--submit is an option of launch mpirun, launch slurm, launch kubernetes",
     "mpirun two --hosts a,b --host-file f": "--host-file: not allowed with argument --hosts",
     "slurm r1 --now": "--now is an option of launch stop",

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_tools.launching import kubernetes
 from deepseek_triton_tools.launching.kubernetes_manifest import PLACEHOLDER, object_name
-from deepseek_triton_tools.launching.kubernetes_yaml import MAX_BYTES, data_lines, repository_files
+from deepseek_triton_tools.launching.kubernetes_yaml import MAX_BYTES, data_lines, repository_files, write_documents
 from deepseek_triton_tools.launching.launch_settings import PRE_STOP_S, LaunchOptions, StopTimes
 from deepseek_triton_tools.repository.launch_facts import facts_of
 from deepseek_triton_tools.tool_errors import RepositoryError, ToolError
@@ -395,6 +395,11 @@ def test_the_manifest_is_the_same_each_time_and_the_config_map_named_by_its_cont
     elsewhere = dataclasses.replace(facts["r1"], folder=tmp_path / "one")
     assert kubernetes.render(elsewhere, LaunchOptions(name="r1")) == text
     name = load(text)["ConfigMap"]["metadata"]["name"]
+    files = write_documents(text, tmp_path / "out")
+    assert load("---\n".join((tmp_path / "out" / file).read_text() for file in files)) == load(text)
+    assert files[-1] == f"configmap-{name}.yaml"
+    with pytest.raises(ToolError, match="empty folder"):
+        write_documents(text, tmp_path / "out")
     with (tmp_path / "one/start.sh").open("a") as script:
         script.write("# changed\n")
     assert load(kubernetes.render(elsewhere, LaunchOptions(name="r1")))["ConfigMap"]["metadata"]["name"] != name

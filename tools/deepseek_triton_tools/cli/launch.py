@@ -11,6 +11,7 @@ import dataclasses
 import ipaddress
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -155,7 +156,7 @@ _FORMS: dict[str, tuple[str, tuple[str, str], dict[str, str]]] = {
     "kubernetes": (
         "write manifests for Kubernetes, or apply them",
         (
-            "kubernetes r1 --claim models --rate 2GB > r1.yaml",
+            "kubernetes r1 --claim models --rate 2GB --output manifests",
             "kubernetes r1 --checkpoint-on-nodes --max-replicas 4 --submit",
         ),
         {**_PODS, **_PAIR, "container": _CONTAINER + _SHM_SIZE, "server": _SERVER},
@@ -173,6 +174,7 @@ _COMMON = (
     "--dry-run --submit --hosts --host-file --partition --time --context-servers --generation-servers --image --gpus "
     "--detach --restart --claim --checkpoint-on-nodes --namespace --replicas --http-port --ready-within --env"
 )
+_DRY_RUN = "print what would run, and do nothing else"
 _RUN_AT_ONCE = ("local", "docker")
 _OF_TRITON = ("grpc_port", "metrics_port", "exit_timeout", "ready_within", "max_restarts", "ready_file", "interface")
 
@@ -188,20 +190,22 @@ def add_options(verb: VerbParser) -> None:
     )
     for form, (summary, examples, groups) in _FORMS.items():
         verb = add_verb(forms, form, summary)
-        verb.set_defaults(form=form, submit=form in _RUN_AT_ONCE, dry_run=form == "ssh-setup")
+        verb.set_defaults(form=form, submit=form in _RUN_AT_ONCE)
         verb.runs(_start, *(f"deepseek-triton launch {example}" for example in examples), common=_COMMON)
         verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
         verb.add_argument("folder", metavar="DIR", help="folder that build wrote; ARGS are for the server")
-        if form != "ssh-setup":
-            mode = verb.add_mutually_exclusive_group()
-            option(mode, "--dry-run", "only print what would run")
-            if form not in _RUN_AT_ONCE:
-                option(mode, "--submit", "run or submit it, instead of printing it")
+        option(verb, "--dry-run", _DRY_RUN)
+        mode = verb.add_mutually_exclusive_group()
+        if form not in (*_RUN_AT_ONCE, "ssh-setup"):
+            option(mode, "--submit", "run or submit it, instead of printing it")
+        if form == "kubernetes":
+            option(mode, "--output DIR", "write each object to a file in DIR, instead of printing all", path)
         for title, table in groups.items():
             _add_group(verb, title, table)
     verb = add_verb(forms, "recipe", "print a script that builds TensorRT-LLM from source, as an image or a wheel")
-    verb.set_defaults(form="recipe", submit=False, dry_run=True, environment=[])
+    verb.set_defaults(form="recipe", submit=False, environment=[])
     verb.runs(_start, "deepseek-triton launch recipe image r1", "deepseek-triton launch recipe wheel r1")
+    option(verb, "--dry-run", _DRY_RUN)
     verb.add_argument("kind", choices=("image", "wheel"), help="what to build")
     verb.add_argument("folder", metavar="DIR", help="folder that build wrote")
     verb = add_verb(forms, "stop", "stop what you have started on this machine with local, mpirun or serve")
@@ -336,6 +340,11 @@ def _start(args: argparse.Namespace) -> int:
     _check_encoding(text)
     for line in (*_left_out(args), *form.warnings(launched, options), *unmet):
         complain(f"note: {line}")
+    if (output := getattr(args, "output", None)) and not args.dry_run:
+        from deepseek_triton_tools.launching.kubernetes_yaml import write_documents
+
+        text = "".join(f"wrote {output / name}\n" for name in write_documents(text, output))
+        text += f"apply them: {shlex.join(['kubectl', 'apply', '--server-side', '--filename', str(output)])}\n"
     if not runs:
         with to_reader():
             print(text, end="")

@@ -236,15 +236,12 @@ def _documents(pair: LaunchedPair, options: LaunchOptions, roles: list[Manifest]
         "labels": mapping({"app.kubernetes.io/name": "deepseek-triton", "app.kubernetes.io/instance": name}),
     }
     entries = [line for role in roles for line in filled("pair-role.yaml", role.group_values()).splitlines()]
-    workload = document("disaggregated-set.yaml", common | {"roles": entries})
-    configs = [role.config_map_document() for role in roles if role.files]
-    first, *others = [*configs, workload]
-    yield wrapped(_header(pair, options, roles)) + first
-    yield from others
+    yield wrapped(_header(pair, options, roles)) + document("disaggregated-set.yaml", common | {"roles": entries})
     for role in roles:
         yield from role.side_documents()
     if options.gateway_image is not None:
         yield from generation.gateway(options.gateway_image, name, _gateway_servers(roles))
+    yield from (role.config_map_document() for role in roles if role.files)
 
 
 def _gateway_servers(roles: list[Manifest]) -> list[str]:

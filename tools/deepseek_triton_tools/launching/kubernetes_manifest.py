@@ -183,12 +183,8 @@ class Manifest:
     def documents(self) -> Iterator[str]:
         """:raises ToolError: when the storage's rate can't be right."""
         options, values = self.options, self._values
-        head = wrapped(self._header())
-        if self.files:
-            yield head + self.config_map_document()
-            head = ""
         workload = "leader-worker-set.yaml" if self.is_group else "deployment.yaml"
-        yield head + document(workload, values | self.group_values())
+        yield wrapped(self._header()) + document(workload, values | self.group_values())
         yield document("service.yaml", values)
         yield document("disruption-budget.yaml", values)
         if options.max_replicas is not None:
@@ -227,6 +223,8 @@ class Manifest:
             yield document("http-route.yaml", values | route)
             if options.routing == "envoy":
                 yield document("traffic-policy.yaml", values)
+        if self.files:  # the longest comes last
+            yield self.config_map_document()
 
     def side_documents(self) -> Iterator[str]:
         """Yield the Service and the budget of a pair's side."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.text import safe_name
+from deepseek_triton_build.text import parse_yaml, safe_name
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools.host.units import sized
-from deepseek_triton_tools.tool_errors import RepositoryError
+from deepseek_triton_tools.tool_errors import RepositoryError, ToolError
 
 
 def filled(name: str, values: Mapping[str, Any]) -> str:
@@ -27,6 +27,25 @@ def filled(name: str, values: Mapping[str, Any]) -> str:
 def document(name: str, values: Mapping[str, Any]) -> str:
     """Return a whole document, with its long comments wrapped. Only here: an indented piece would be wrapped twice."""
     return text_templates.wrapped(filled(name, values))
+
+
+def write_documents(text: str, folder: Path) -> list[str]:
+    """Write each document to a file, which is named by its kind and name; return the names.
+
+    :raises ToolError: when the folder is not empty, or can't be written to.
+    """
+    names = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ToolError(f"--output {folder}: expected a new or an empty folder, because all of it is applied")
+        for content in text.replace("THIS_FILE", "THIS_FOLDER", 1).removesuffix("\n").split("\n---\n"):
+            fields = parse_yaml(content)
+            names.append(f"{fields['kind'].lower()}-{fields['metadata']['name']}.yaml")
+            (folder / names[-1]).write_text(f"{content}\n", encoding="utf-8")
+    except OSError as error:
+        raise ToolError(f"--output {folder}: can't be written to: {error.strerror}") from error
+    return names
 
 
 def mapping(values: Mapping[str, object]) -> str:
