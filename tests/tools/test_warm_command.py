@@ -119,7 +119,6 @@ def test_what_cannot_go_together_or_is_not_there_is_one_line(call, tmp_path, mon
 @pytest.mark.slow
 def test_what_a_form_does_not_take_is_refused(capsys):
     cases = [
-        ([], "the following arguments are required: FORM"),
         (["files"], "the following arguments are required: CHECKPOINT"),
         (["files", "x", ""], "argument CHECKPOINT: expected a value, got nothing"),
         (["files", "--hold", "/models/R1"], "expected --hold by itself, or =auto, =lock or =watch"),
