@@ -20,9 +20,9 @@ from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, read_header
 from deepseek_triton_build.check.scripts import served_model
 from deepseek_triton_build.check.weights import INDEX, check_weights, files_read, instead_of_checkpoint
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.planning.plan_request import read_json_object
 from deepseek_triton_build.render.stamp import MANIFEST
-from deepseek_triton_build.rules.finding import Finding
 
 __all__ = [
     "CHECKS",

@@ -14,8 +14,8 @@ from deepseek_triton_build.check.deepseek_v4 import draft_kind, flat_config, is_
 from deepseek_triton_build.check.documents import read_json
 from deepseek_triton_build.check.weights import INDEX, check_weights, instead_of_checkpoint, stored_precisions
 from deepseek_triton_build.data.catalog import PRECISIONS, Architecture, Precision, architectures, cut_architecture
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.render.hf_quant_config import NAME as QUANT_CONFIG
-from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import nearest_name, safe_name, short_repr
 
 LAYERS_CONFIG = "quant_cfg.json"

@@ -6,7 +6,7 @@ and their memory. C: config.pbtxt. W: the checkpoint. G: a pair. B: published fa
 
 from functools import partial
 
-from deepseek_triton_build.rules.finding import Code
+from deepseek_triton_build.data.finding import Code
 
 _error, _warning, _note = (partial(Code, severity=severity) for severity in ("error", "warning", "note"))
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from deepseek_triton_build.check import codes
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.own_files import load_yaml
-from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import first_names, safe_name
 
 Form: TypeAlias = tuple[str, tuple[int, ...]]

@@ -16,7 +16,7 @@ import yaml
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.yaml_lines import faulty_line
-from deepseek_triton_build.rules.finding import Code, Finding
+from deepseek_triton_build.data.finding import Code, Finding
 from deepseek_triton_build.text import limit_yaml_depth, printable_line, safe_name, short_repr
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.releases import Release
-from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import printable_line
 
 # Limit of one question. The import alone takes up to a minute on a slow disk.

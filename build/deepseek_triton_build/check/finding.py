@@ -10,9 +10,9 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.check.codes import CHECKS
+from deepseek_triton_build.data.finding import Code, Finding
 from deepseek_triton_build.data.own_files import read_data
 from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES
-from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.known_issues import issues_table
 
 

@@ -13,11 +13,11 @@ from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScrip
 from deepseek_triton_build.check.shell_words import Word
 from deepseek_triton_build.check.vllm_arguments import absent_problem, argument_problem, check_vllm_arguments
 from deepseek_triton_build.data import spelling, type_strings
+from deepseek_triton_build.data.finding import Code, Finding
 from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.setting_types import bounded_type
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, Argument, VllmVersion, load_vllm
 from deepseek_triton_build.render.vllm_commands import WITHOUT_FLAG
-from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 from deepseek_triton_build.text import first_names, nearest_name, short_repr
 

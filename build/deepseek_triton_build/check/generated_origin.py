@@ -11,11 +11,11 @@ from typing import Any
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, is_inside, read_bytes, read_json, read_yaml
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, sha256
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION
-from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import first_names, safe_name
 
 # A stamp with more GPUs is not believed.

@@ -13,7 +13,7 @@ from deepseek_triton_build.check.pbtxt import ModelConfig
 from deepseek_triton_build.check.scripts import VISIBLE_GPUS, Program
 from deepseek_triton_build.check.shell_words import Variable, Word, base_name
 from deepseek_triton_build.data.catalog import Gpu
-from deepseek_triton_build.rules.finding import Code, Finding
+from deepseek_triton_build.data.finding import Code, Finding
 from deepseek_triton_build.rules.rule import MLA_OFF, Deployment, UnknownFactError, Violation, VllmDeployment
 from deepseek_triton_build.text import short_repr
 

@@ -28,6 +28,7 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, containers, load_release
 from deepseek_triton_build.data.vllm import (
     DEFAULT_VLLM,
@@ -37,7 +38,6 @@ from deepseek_triton_build.data.vllm import (
     nearest_vllm,
     vllm_containers,
 )
-from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import is_path, safe_name, short_repr
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -61,10 +61,10 @@ from deepseek_triton_build.check.scripts import (
 )
 from deepseek_triton_build.check.start_script import lost_exports, start_problems
 from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, ENGINES
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
-from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.rules.rule import Deployment, VllmDeployment
 from deepseek_triton_build.text import is_path, safe_name, short_repr
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import is_inside, read_text
+from deepseek_triton_build.data.finding import Code, Finding
 from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.render.model_configuration import declaration
-from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import nearest_name, printable_line, safe_name, short_repr
 
 NAME = "config.pbtxt"

@@ -57,11 +57,11 @@ from deepseek_triton_build.check.shell_syntax import UNKNOWN, UNSEEN
 from deepseek_triton_build.check.shell_words import Word, Written, base_name
 from deepseek_triton_build.check.start_script import lost_exports
 from deepseek_triton_build.data import spelling
+from deepseek_triton_build.data.finding import Code
 from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.render.trtllm_commands import YAML_NAME
-from deepseek_triton_build.rules.finding import Code
 from deepseek_triton_build.rules.orchestrator import SCRIPT_NAME
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE, Deployment, Violation, VllmDeployment
 from deepseek_triton_build.text import first_names

@@ -18,9 +18,9 @@ from deepseek_triton_build.check.schema import check_schema
 from deepseek_triton_build.check.script_lines import mended_lines
 from deepseek_triton_build.check.scripts import VLLM, Program, ShellScript
 from deepseek_triton_build.data import spelling
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.vllm import load_vllm
-from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import printable_line, yaml_flow
 
 # A place in TensorRT-LLM's database, whose index says the same (examples/configs/database/lookup.yaml@97408a34).

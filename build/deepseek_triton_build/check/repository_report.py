@@ -22,11 +22,11 @@ from deepseek_triton_build.check.rule_findings import ModelCheck
 from deepseek_triton_build.check.schema import MODEL_YAML
 from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, read_script
 from deepseek_triton_build.check.shell_words import Word, base_name
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.render.stamp import MANIFEST
 from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
-from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.rules.orchestrator import CLUSTER, CONFIG_NAME, DEFAULT_TIMEOUT_S, SCRIPT_NAME, Orchestrator
 
 SIDES = (CONTEXT, GENERATION)

@@ -18,9 +18,9 @@ from deepseek_triton_build.check.model_identity import UNKNOWN, CheckOptions, Id
 from deepseek_triton_build.check.schema import CheckedArguments
 from deepseek_triton_build.check.scripts import ShellScript, env_overrides, variable_problems
 from deepseek_triton_build.data import spelling
+from deepseek_triton_build.data.finding import Code, Finding, causes
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.rules import violations, vllm_violations
-from deepseek_triton_build.rules.finding import Code, Finding, causes
 from deepseek_triton_build.rules.moe import BALANCER
 from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.documents import Document, key_name
 from deepseek_triton_build.data import setting_types, spelling, type_strings
+from deepseek_triton_build.data.finding import Code, Finding
 from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.releases import READABLE_RELEASES, RELEASES, Field, LlmClass, Release, load_release
-from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr
 
 MODEL_YAML = "model.yaml"

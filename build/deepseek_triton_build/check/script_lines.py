@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from deepseek_triton_build.check import codes
-from deepseek_triton_build.rules.finding import Finding
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.text import safe_name
 
 TOKEN = re.compile(

@@ -15,10 +15,10 @@ from deepseek_triton_build.check.script_lines import TOKEN, mended_lines, unquot
 from deepseek_triton_build.check.shell import MOST_STATES, STARTING_NOTHING, Command, read_commands
 from deepseek_triton_build.check.shell_words import State, Variable, Word, Written, base_name
 from deepseek_triton_build.data import spelling
+from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.known_variables import known_variables, nearest_variable
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.render import trtllm_commands
-from deepseek_triton_build.rules.finding import Finding
 from deepseek_triton_build.text import edit_instruction, nearest_name, parse_yaml, printable_line, short_repr
 
 START_SCRIPT = "start.sh"

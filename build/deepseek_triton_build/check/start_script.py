@@ -15,9 +15,9 @@ from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.generated_origin import Stamp
 from deepseek_triton_build.check.script_lines import Array, Place, arrays
 from deepseek_triton_build.check.scripts import ShellScript
+from deepseek_triton_build.data.finding import Code, Finding
 from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.render.stamp import unpacked_text
-from deepseek_triton_build.rules.finding import Code, Finding
 from deepseek_triton_build.text import nearest_name, short_repr
 
 _SERVER, _LAUNCHER = "tritonserver", "trtllm-llmapi-launch"

@@ -22,6 +22,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS, Budget, Layo
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data import releases
 from deepseek_triton_build.data.catalog import PRECISIONS, Gpu, KnownCheckpoint, Variant, find_variant, gpus, title_of
+from deepseek_triton_build.data.finding import Code
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
 from deepseek_triton_build.data.vllm import VllmVersion, vllm_image_name, vllm_since
@@ -32,7 +33,6 @@ from deepseek_triton_build.planning.tensorrt_llm import TrtllmEngine
 from deepseek_triton_build.planning.trtllm_sizes import choose_sizes
 from deepseek_triton_build.planning.vllm import VllmEngine
 from deepseek_triton_build.planning.vllm_sizes import choose_vllm_sizes, resolve_vllm_target
-from deepseek_triton_build.rules.finding import Code
 from deepseek_triton_build.rules.moe import UNPUBLISHED
 from deepseek_triton_build.rules.rule import Violation
 

@@ -11,12 +11,12 @@ from deepseek_triton_build.arithmetic import gpu_memory
 from deepseek_triton_build.arithmetic.weights import weights
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data import catalog
+from deepseek_triton_build.data.finding import Code
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload, find_profile
 from deepseek_triton_build.data.releases import CANDIDATES, RELEASES, Release, load_release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.plan_request import PlanRequest, read_json_object
 from deepseek_triton_build.rules import target_violations
-from deepseek_triton_build.rules.finding import Code
 from deepseek_triton_build.rules.rule import Deployment, Violation
 
 TYPICAL = Workload(isl=1024, osl=2048)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Budget
 from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, shapes_for_llm_args
 from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.finding import Code
 from deepseek_triton_build.data.planned_settings import LLM_ARGS, EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.releases import Release, honoured_fields, sampler_of
 from deepseek_triton_build.data.setting_types import bounded_type
@@ -18,7 +19,6 @@ from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.planning.trtllm_settings import choose_environment, choose_settings, unset_environment
 from deepseek_triton_build.planning.trtllm_sizes import Sizes
 from deepseek_triton_build.rules import violations
-from deepseek_triton_build.rules.finding import Code
 from deepseek_triton_build.rules.moe import BALANCER, shared_expert_bytes
 from deepseek_triton_build.rules.rule import Deployment, Violation
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.finding import Code
 from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
 from deepseek_triton_build.data.type_strings import fits
@@ -23,7 +24,6 @@ from deepseek_triton_build.planning.vllm_sizes import (
     vllm_deployment,
 )
 from deepseek_triton_build.rules import vllm_violations
-from deepseek_triton_build.rules.finding import Code
 from deepseek_triton_build.rules.known_issues import hold
 from deepseek_triton_build.rules.rule import Violation, VllmDeployment
 from deepseek_triton_build.text import nearest_name, short_repr

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 
+from deepseek_triton_build.data.finding import Code, causes
 from deepseek_triton_build.rules import (
     attention,
     disaggregation,
@@ -23,7 +24,6 @@ from deepseek_triton_build.rules import (
     vllm_v4,
 )
 from deepseek_triton_build.rules.disaggregation import ServerPair
-from deepseek_triton_build.rules.finding import Code, causes
 from deepseek_triton_build.rules.known_issues import issues_of
 from deepseek_triton_build.rules.orchestrator import Orchestrator
 from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation, VllmDeployment

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from deepseek_triton_build.data.finding import Code, Severity
 from deepseek_triton_build.data.own_files import load_yaml
-from deepseek_triton_build.rules.finding import Code, Severity
 from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
 
 _LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "vllm": "vLLM"}

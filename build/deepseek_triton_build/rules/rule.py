@@ -15,10 +15,10 @@ from deepseek_triton_build.arithmetic.warmup_shapes import (
     DEFAULT_MAX_NUM_TOKENS,
 )
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Variant
+from deepseek_triton_build.data.finding import Code, Severity
 from deepseek_triton_build.data.releases import Field, Release, load_release
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.data.vllm import Argument, VllmVersion
-from deepseek_triton_build.rules.finding import Code, Severity
 
 CANONICAL_RELEASE = "1.2.1"
 """Rules read settings under this release's keys, for whichever release the settings are."""
