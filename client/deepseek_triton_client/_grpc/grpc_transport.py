@@ -12,7 +12,7 @@ This uses the messages that tritonclient generates from Triton's protocol files,
 numpy arrays, runs one stream for each client object and reports through a callback.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +74,10 @@ class GrpcTransport:
         self.connected = False
         """Whether something has answered, and the connection has not failed since, as far as is known."""
 
-    def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> "GrpcStream":
+    def open(
+        self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None, headers: Mapping[str, str] = {}
+    ) -> "GrpcStream":
+        """`headers` are added to those of the settings."""
         message = pb.ModelInferRequest(
             model_name=self._model["name"], model_version=self._model["version"], id=request_id
         )
@@ -83,7 +86,7 @@ class GrpcTransport:
             message.raw_input_contents.append(encode(each.datatype, each.values))
         # Without this parameter, a model that ends with an empty final response seems never to end.
         message.parameters["triton_enable_empty_final_response"].bool_param = True
-        return GrpcStream(self, message.SerializeToString(), connect_s)
+        return GrpcStream(self, message.SerializeToString(), connect_s, tuple(headers.items()))
 
     async def server_ready(self, timeout_s: float | None) -> bool:
         return bool((await self._ask("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse, timeout_s)).ready)
@@ -116,8 +119,10 @@ class GrpcTransport:
     async def close(self) -> None:
         await self._channel.close()
 
-    def call(self, method: str, request: bytes, timeout_s: float | None = None) -> grpc_channel.GrpcCall:
-        metadata = self._settings.request_headers()
+    def call(
+        self, method: str, request: bytes, timeout_s: float | None = None, headers: grpc_channel.Metadata = ()
+    ) -> grpc_channel.GrpcCall:
+        metadata = [*self._settings.request_headers(), *headers]
         return self._channel.call(_SERVICE + method, request, metadata=metadata, timeout_s=timeout_s)
 
     def failure(self, error: grpc.RpcError, *, is_query: bool = False) -> DeepseekTritonError:
@@ -150,10 +155,13 @@ class GrpcTransport:
 class GrpcStream:
     """See `ResponseStream`."""
 
-    def __init__(self, transport: GrpcTransport, request: bytes, connect_s: float | None) -> None:
+    def __init__(
+        self, transport: GrpcTransport, request: bytes, connect_s: float | None, headers: grpc_channel.Metadata
+    ) -> None:
         self._transport = transport
         self._request = request
         self._connect_s = connect_s
+        self._headers = headers
         self._call: grpc_channel.GrpcCall | None = None
         self._responses: grpc_channel.GrpcCall | None = None
         self._num_received = 0
@@ -195,7 +203,9 @@ class GrpcStream:
     async def _next(self) -> Outputs | None:
         if self._responses is None:
             await self._connect()
-            self._responses = self._remember(self._transport.call("ModelStreamInfer", self._request))
+            self._responses = self._remember(
+                self._transport.call("ModelStreamInfer", self._request, headers=self._headers)
+            )
         # The client waits for an announced end. Leaving before it is a cancellation, and in the moment of the last
         # response that can leave Triton unable to exit. 500 streams left at their last chunk did so every time.
         while not self._final and (data := await self._responses.read()) is not None:
