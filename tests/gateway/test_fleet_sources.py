@@ -19,6 +19,7 @@ def test_an_address():
     table = {
         "http://a:8000": ("http://a:8000", None),
         "http://a": ("http://a:8000", None),
+        "grpc://a#metrics=18002": ("grpc://a:8001", 18002),
         "HTTP://A:8000/": ("http://a:8000", None),
         "https://a:443/triton/": ("https://a:443/triton", None),
         "http://[::1]:8000": ("http://[::1]:8000", None),
@@ -28,7 +29,7 @@ def test_an_address():
 
 
 def test_what_is_no_source():
-    wrong = ["", "a:8000", "grpc://a:8001", "http://", "http://a:port", "http://a:99999", "http://me:secret@a:8000"]
+    wrong = ["", "a:8000", "grpc://a:8001/x", "http://", "http://a:port", "http://a:99999", "http://me:secret@a:8000"]
     wrong += ["http://a:8000?x=1", "http://a:8000#8002", "http://a:8000#metrics=", "http://a\n:8000"]
     for text in (*wrong, "dns+https://a:443", "dns+a:8000"):
         with pytest.raises(SourceError, match="expected") as caught:
@@ -41,6 +42,7 @@ def test_what_is_no_source():
 
 def test_each_address_of_a_name_is_a_server(monkeypatch):
     assert "http://127.0.0.1:8123" in read(parse_source("dns+http://localhost:8123"))
+    assert "grpc://127.0.0.1:8124" in read(parse_source("dns+grpc://localhost:8124"))
 
     def lookup(host, port, *_, **__):
         if host != "pods.example":

@@ -18,7 +18,7 @@ from support.gateway_load import Outcomes, load
 from support.restarted_server import RestartedServer, fleet, fleet_of, up
 from support.scraping import published, value
 from support.server_processes import children_of
-from support.servers import build, change_yaml
+from support.servers import build, change_yaml, url
 from support.waiting import wait_for
 from support.web import web
 
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = int(os.environ.get("GATEWAY_REQUESTS", "10000"))
 FEW_REQUESTS = 500
+over_both = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +39,17 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Restarted
         yield servers
 
 
+@over_both
 @pytest.mark.parametrize("num_requests", [FEW_REQUESTS, pytest.param(NUM_REQUESTS, marks=pytest.mark.nightly)])
 def test_two_of_three_servers_are_killed_under_load(
-    num_requests: int, servers: list[RestartedServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    num_requests: int, protocol: str, servers: list[RestartedServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    urls = [server.process.http_url for server in servers]
+    urls = [url(server.process, protocol) for server in servers]
     listed = tmp_path / "servers"
-    listed.write_text("".join(server.line for server in servers[:2]))
+    listed.write_text("".join(server.line_over(protocol) for server in servers[:2]))
     with gateway(f"file:{listed}", log=tmp_path / "log") as address, ThreadPoolExecutor(1) as pool:
         wait_for(lambda: up(address) == {*urls[:2]})
-        listed.write_text("".join(server.line for server in servers))
+        listed.write_text("".join(server.line_over(protocol) for server in servers))
         wait_for(lambda: up(address) == {*urls})
         [model] = web.get(f"{address}/v1/models").json()["data"]
 
@@ -125,9 +127,12 @@ def ask_all(address: str, prompts: Iterable[str]) -> list[int]:
         return list(pool.map(ask, prompts))
 
 
-def test_requests_on_a_frozen_server_are_answered_by_another(servers: list[RestartedServer], tmp_path: Path) -> None:
-    urls = {server.process.http_url for server in servers[:2]}
-    lines = [server.line.strip() for server in servers[:2]]
+@over_both
+def test_requests_on_a_frozen_server_are_answered_by_another(
+    protocol: str, servers: list[RestartedServer], tmp_path: Path
+) -> None:
+    urls = {url(server.process, protocol) for server in servers[:2]}
+    lines = [server.line_over(protocol).strip() for server in servers[:2]]
     frozen = servers[0].process.pid
     assert frozen is not None
     with gateway(*lines, log=tmp_path / "log") as address:
@@ -143,45 +148,56 @@ def test_requests_on_a_frozen_server_are_answered_by_another(servers: list[Resta
 
 
 @pytest.mark.nightly
-def test_a_server_whose_model_process_is_dead_gets_no_requests(servers: list[RestartedServer], tmp_path: Path) -> None:
+@over_both
+def test_a_server_whose_model_process_is_dead_gets_no_requests(
+    protocol: str, servers: list[RestartedServer], tmp_path: Path
+) -> None:
     """With `on_fatal: unready`, Triton says that the server is ready all the same."""
     repository = build(tmp_path / "unready", "tiny", "--engine", "simulated")
     change_yaml(repository / "tensorrt_llm/1/model.yaml", on_fatal="unready")
     dead = RestartedServer(repository)
     try:
-        with gateway(servers[0].line.strip(), dead.line.strip(), log=tmp_path / "log") as address:
+        lines = [server.line_over(protocol).strip() for server in (servers[0], dead)]
+        with gateway(*lines, log=tmp_path / "log") as address:
             wait_for(lambda: len(up(address)) == 2)
             os.kill(children_of(dead.process.pid)[0], signal.SIGKILL)
             assert ask_all(address, (f"question {number}" for number in range(16))) == [200] * 16
             assert web.get(f"{dead.process.http_url}/v2/models/tensorrt_llm/ready").status_code == 200
-            wait_for(lambda: up(address) == {servers[0].process.http_url})
-            assert "Stub process" in fleet_of(address)[dead.process.http_url]["reason"]
+            wait_for(lambda: up(address) == {url(servers[0].process, protocol)})
+            wait_for(lambda: "Stub process" in fleet_of(address)[url(dead.process, protocol)]["reason"])
     finally:
         dead.stop()
 
 
-def test_a_server_that_is_told_to_exit_is_not_held_by_the_gateway(tmp_path: Path) -> None:
+@over_both
+def test_a_server_that_is_told_to_exit_is_not_held_by_the_gateway(protocol: str, tmp_path: Path) -> None:
     """It waits until the last connection is closed, and ends with 1 if that takes too long."""
-    with ServerProcess.serving(build(tmp_path / "tiny", "tiny", "--engine", "simulated")) as server:
-        line = f"{server.http_url}#metrics={server.metrics_port}"
-        with gateway(line, log=tmp_path / "log") as address:
-            wait_for(lambda: up(address))
-            assert ask_all(address, (f"question {number}" for number in range(16))) == [200] * 16
-            server.request_stop()
-            assert server.wait() == 0
+    repository = build(tmp_path / "tiny", "tiny", "--engine", "simulated")
+    with (
+        ServerProcess.serving(repository) as server,
+        gateway(f"{url(server, protocol)}#metrics={server.metrics_port}", log=tmp_path / "log") as address,
+    ):
+        wait_for(lambda: up(address))
+        assert ask_all(address, (f"question {number}" for number in range(16))) == [200] * 16
+        server.request_stop()
+        assert server.wait() == 0
 
 
 @pytest.mark.nightly
-def test_a_server_with_a_restricted_api_wants_its_key(tmp_path: Path) -> None:
+@over_both
+def test_a_server_with_a_restricted_api_wants_its_key(protocol: str, tmp_path: Path) -> None:
     repository = build(tmp_path / "restricted", "tiny", "--engine", "simulated")
-    restricted = ("--http-restricted-api=inference,model-config:triton-key=secret",)
+    option = {"http": "--http-restricted-api", "grpc": "--grpc-restricted-protocol"}[protocol]
+    # gRPC has a prefix of its own before the header's name.
+    restricted = (f"{option}=inference,model-config:triton-key=secret",)
     (tmp_path / "key").write_text("secret\n")
     with ServerProcess.serving(repository, server_args=restricted) as server:
-        line = f"{server.http_url}#metrics={server.metrics_port}"
-        options = ("--upstream-header", f"triton-key=@{tmp_path / 'key'}")
+        line = f"{url(server, protocol)}#metrics={server.metrics_port}"
+        name = "triton-grpc-protocol-triton-key" if protocol == "grpc" else "triton-key"
+        options = ("--upstream-header", f"{name}=@{tmp_path / 'key'}")
         with gateway(line, log=tmp_path / "with", options=options) as address:
             wait_for(lambda: up(address))
             assert ask_all(address, ["question"]) == [200]
         with gateway(line, log=tmp_path / "without") as address:
             assert ask_all(address, ["question"]) == [503]
-            assert "expecting header 'triton-key'" in fleet_of(address)[server.http_url]["reason"]
+            assert "triton-key'" in fleet_of(address)[url(server, protocol)]["reason"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from support.servers import url
 from support.web import web
 
 
@@ -23,7 +24,10 @@ class RestartedServer:
             grpc_port=self.process.grpc_port,
             metrics_port=self.process.metrics_port,
         )
-        self.line = f"{self.process.http_url}#metrics={self.process.metrics_port}\n"
+        self.line = self.line_over("http")
+
+    def line_over(self, protocol: str) -> str:
+        return f"{url(self.process, protocol)}#metrics={self.process.metrics_port}\n"
 
     def kill(self) -> None:
         assert self.process.pid is not None

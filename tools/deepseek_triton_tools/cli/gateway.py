@@ -46,8 +46,8 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton gateway --server http://localhost:8000",
         "deepseek-triton gateway --model deepseek-r1=http://node1:8000,http://node2:8000 --host 0.0.0.0 --keys keys",
         notes="Clients then use http://localhost:9000/v1, and people a chat page at http://localhost:9000/.\n"
-        "URL may also be dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list that is read\n"
-        "again when it changes. docs/gateway.md is for users, docs/gateway-operations.md for owners.",
+        "URL may also be grpc://HOST:PORT, dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list\n"
+        "that is read again when it changes. docs/gateway.md is for users, docs/gateway-operations.md for owners.",
         common="--server --model --config --host --port --keys --new-key --tls-certificate --tls-key --access-log",
     )
     group = verb.add_argument_group("models")

@@ -349,12 +349,21 @@ def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:
     """The fleet of a model as the settings have it. Raises SourceError, or OSError for `upstream_ca`."""
     tls = ssl.create_default_context(cafile=settings.upstream_ca)
     headers = dict(settings.upstream_headers)
+
+    def connect(url: str) -> TritonServer:
+        if url.startswith("grpc"):
+            # Here, because it needs the extra grpc.
+            from deepseek_triton_tools.gateway.grpc_server import GrpcServer
+
+            return GrpcServer(url, model.triton_model, headers=headers, ca=settings.upstream_ca)
+        return TritonServer(url, model.triton_model, headers=headers, tls=tls)
+
     return Fleet(
         [parse_source(text) for text in model.servers],
         model.triton_model,
         context_sources=[parse_source(text) for text in model.context_servers],
         local_prefill_tokens=model.local_prefill_tokens,
-        connect=lambda url: TritonServer(url, model.triton_model, headers=headers, tls=tls),
+        connect=connect,
         # Without the secrets: metrics are plain HTTP, and Triton restricts nothing there.
         connect_metrics=lambda url: TritonServer(url, model.triton_model),
         metrics_port=settings.metrics_port,

@@ -276,7 +276,7 @@ class FleetMember:
     async def _send_canary(self) -> str:
         """Have the engine generate a token, once it has room for the request. Returns why it does not, or ""."""
         while True:
-            call = Call({"text_input": ".", "max_tokens": 1}, f"canary-{uuid4().hex}")
+            call = Call({"text_input": ".", "sampling_parameters": '{"max_tokens":1}'}, f"canary-{uuid4().hex}")
             try:
                 async with aclosing(self.server.generate(call)) as answer:
                     async for _ in answer:

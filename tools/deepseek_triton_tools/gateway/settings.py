@@ -5,6 +5,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,8 +19,9 @@ DEFAULT_PORT = 9000
 class ModelSettings:
     """A model by the name that clients use.
 
-    name: "" for the name that the servers tell. servers: URLs, `dns+http://HOST:PORT` (each address of a name), or
-    `file:PATH` (a list that is read again when it changes). triton_model: the model's name on the servers.
+    name: "" for the name that the servers tell. servers: URLs of HTTP or gRPC,
+    `dns+http://HOST:PORT` (each address of a name), or `file:PATH` (a list that is read again when it changes).
+    triton_model: the model's name on the servers.
     """
 
     servers: tuple[str, ...]
@@ -76,8 +78,8 @@ class GatewaySettings:
 
 _DNS_PREFIX = "dns+"
 _FILE_PREFIX = "file:"
-_TRITON_PORT = 8000
-"""Triton's own for HTTP."""
+_PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
+"""Triton's own, for each protocol."""
 _METRICS = "metrics="
 _DNS_PERIOD_S = 5.0
 _FILE_PERIOD_S = 1.0
@@ -114,7 +116,7 @@ def parse_source(text: str) -> ServerSource:
         return ServerSource(text, _FILE_PERIOD_S, ServersFile(text, Path(text.removeprefix(_FILE_PREFIX))).read)
     if text.startswith(_DNS_PREFIX):
         address = parse_address(text.removeprefix(_DNS_PREFIX))
-        if not address.url.startswith("http://"):
+        if urlsplit(address.url).scheme in ("https", "grpcs"):
             raise SourceError(f"expected dns+http://HOST:PORT, got {text!r}: certificates are for names, not addresses")
         return ServerSource(text, _DNS_PERIOD_S, lambda: _addresses_of(text, address))
     address = parse_address(text)
@@ -130,22 +132,25 @@ def parse_address(text: str) -> ServerAddress:
 
     Raises SourceError.
     """
-    expected = f"expected http://HOST:PORT, perhaps with #metrics=PORT behind it, got {text!r}"
+    expected = f"expected http://HOST:PORT or grpc://HOST:PORT, perhaps with #metrics=PORT behind it, got {text!r}"
     if "@" in text:
         after = text.rpartition("@")[2]
         raise SourceError(f"expected a URL without a user and a password, which headers are for, got ***@{after}")
     try:
         parts = urlsplit(text)
-        port = parts.port or _TRITON_PORT
+        port = parts.port or _PORTS.get(parts.scheme, 0)
         metrics_port = int(parts.fragment.removeprefix(_METRICS)) if parts.fragment.startswith(_METRICS) else None
     except ValueError as error:
         raise SourceError(expected) from error
     host = parts.hostname
     # urlsplit silently drops line breaks.
-    if parts.scheme not in ("http", "https") or not host or parts.query or not text.isprintable():
+    if parts.scheme not in _PORTS or not host or parts.query or not text.isprintable():
         raise SourceError(expected)
-    if parts.fragment and metrics_port is None:
+    is_grpc = parts.scheme.startswith("grpc")
+    if (parts.fragment and metrics_port is None) or (is_grpc and parts.path.rstrip("/")):
         raise SourceError(expected)
+    if is_grpc and not all(map(find_spec, ("grpc", "tritonclient"))):
+        raise SourceError(f"{text}: gRPC needs one more package: pip install 'tritonclient[grpc]'")
     return ServerAddress(_url(parts.scheme, host, port) + parts.path.rstrip("/"), metrics_port)
 
 
@@ -163,7 +168,8 @@ async def _addresses_of(name: str, address: ServerAddress) -> Sequence[ServerAdd
     # Resolvers turn the order round with each answer, and a list in another order would count as a new one.
     hosts = sorted({str(endpoint[0]) for *_, endpoint in found})
     return [
-        ServerAddress(_url("http", host, int(parts.port or 0)) + parts.path, address.metrics_port) for host in hosts
+        ServerAddress(_url(parts.scheme, host, int(parts.port or 0)) + parts.path, address.metrics_port)
+        for host in hosts
     ]
 
 

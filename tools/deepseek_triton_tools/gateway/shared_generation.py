@@ -222,7 +222,7 @@ class _SharedRequest:
             "text_input": ".",
             "request_type": "generation_only",
             "context_phase_params": self.handover,
-            "max_tokens": 1,
+            "sampling_parameters": '{"max_tokens":1}',
             "timeout_ms": round(_RELEASE_S * 1e3),
         }
         until_s = time.monotonic() + _RELEASE_S

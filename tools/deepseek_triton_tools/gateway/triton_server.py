@@ -24,10 +24,10 @@ from deepseek_triton_tools.gateway.triton_call import (
     outputs_of,
 )
 
-_CONNECT_S = 5.0
+CONNECT_S = 5.0
 """How long a connection may take to come about. Servers are near; one that takes longer is as good as down."""
 # The server waits once this much of its answer has not been taken, because the client of the gateway is slow.
-_UNREAD_BYTES = 2**20
+UNREAD_BYTES = 2**20
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 """A host that is gone without a word is noticed after half a minute, also while its model is silent."""
 
@@ -35,7 +35,14 @@ _T = TypeVar("_T")
 
 
 class ConnectionFailed(Exception):
-    """The connection could not be made, was lost, or carries something other than HTTP."""
+    """The connection could not be made, was lost, or carries something other than the protocol.
+
+    unsent: surely no request has gone over it.
+    """
+
+    def __init__(self, reason: str, *, unsent: bool = False) -> None:
+        super().__init__(reason)
+        self.unsent = unsent
 
 
 class TritonConnection(asyncio.Protocol):
@@ -82,7 +89,7 @@ class TritonConnection(asyncio.Protocol):
             await self._wait()
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
-        if self._unread > _UNREAD_BYTES and self._transport is not None:
+        if self._unread > UNREAD_BYTES and self._transport is not None:
             self._transport.resume_reading()
         self._unread = 0
         return body
@@ -140,7 +147,7 @@ class TritonConnection(asyncio.Protocol):
                 self._fail(f"the answer is not HTTP: {error}")
         if self._error is not None:
             self.close()
-        elif self._unread > _UNREAD_BYTES and self._transport is not None:
+        elif self._unread > UNREAD_BYTES and self._transport is not None:
             self._transport.pause_reading()
         self._wake()
 
@@ -148,8 +155,8 @@ class TritonConnection(asyncio.Protocol):
         self._fail(f"the connection was lost: {exc}" if exc else "the server closed the connection")
         self._wake()
 
-    def _fail(self, reason: str) -> None:
-        self._error = self._error or ConnectionFailed(reason)
+    def _fail(self, reason: str, *, unsent: bool = False) -> None:
+        self._error = self._error or ConnectionFailed(reason, unsent=unsent)
 
     # What httptools calls.
 
@@ -178,7 +185,7 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
         lambda: connection, parts.hostname or "", port, ssl=tls if parts.scheme == "https" else None
     )
     try:
-        transport, _ = await within(_CONNECT_S, making)
+        transport, _ = await within(CONNECT_S, making)
         sock: socket.socket | None = transport.get_extra_info("socket")
         # Where the server has closed it already, uvloop has no socket, and asyncio a dead one.
         if sock is None or sock.fileno() < 0:
@@ -192,7 +199,7 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
         raise
     except TimeoutError:
         connection.close()  # here too
-        raise ConnectionFailed(f"no connection within {_CONNECT_S:g} s") from None
+        raise ConnectionFailed(f"no connection within {CONNECT_S:g} s") from None
     except ssl.SSLCertVerificationError as error:
         raise ConnectionFailed(f"can't trust its certificate (see --upstream-ca): {error.verify_message}") from error
     except (OSError, UnicodeError) as error:  # the latter for names that no host can have
@@ -214,7 +221,7 @@ async def within(seconds: float, work: Coroutine[object, object, _T]) -> _T:
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:
-            raise TimeoutError
+            raise TimeoutError(f"no answer within {seconds:g} s")
         return task.result()
     finally:
         task.cancel()
@@ -342,16 +349,12 @@ class TritonServer:
 
         stops: the model is told to stop if nobody waits any more.
         """
-        body = msgspec.json.encode({"id": call.request_id, **call.inputs})
-        more = "".join(f"{name}: {value}\r\n" for name, value in call.headers.items()).encode()
-        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._stream_head, more, len(body), body)
         was_sent = False
         while True:
             try:
-                connection, used_before = await self._connection(fresh=was_sent)
+                connection, used_before = await self._send(call, fresh=was_sent)
             except ConnectionFailed as error:
                 raise self._lost(error, died=was_sent) from error
-            connection.send(request)
             call.sent.append(self.url)
             self._busy.add(connection)
             try:
@@ -369,7 +372,15 @@ class TritonServer:
                 was_sent = True
                 # A server closes connections that were idle for long, at times in the moment in which one is used.
                 if connection.abandoned or not used_before:
-                    raise self._lost(error, died=True) from error
+                    raise self._lost(error, died=not error.unsent) from error
+
+    async def _send(self, call: Call, *, fresh: bool) -> tuple[TritonConnection, bool]:
+        """A connection that carries the request, and whether it has carried one before. Raises ConnectionFailed."""
+        body = msgspec.json.encode({"id": call.request_id, **call.inputs})
+        more = "".join(f"{name}: {value}\r\n" for name, value in call.headers.items()).encode()
+        connection, used_before = await self._connection(fresh=fresh)
+        connection.send(b"%b%bContent-Length: %d\r\n\r\n%b" % (self._stream_head, more, len(body), body))
+        return connection, used_before
 
     def _lost(self, error: ConnectionFailed, *, died: bool = False) -> UpstreamError:
         return UpstreamError(f"{self.url}: {error}", unprocessed=True, died=died)
