@@ -2,11 +2,12 @@
 
     python tests/bench/gateway.py [--case NAME ...] [--rounds N] [--output FILE]
 
-Three systems, one after the other in every round, at the same pace:
+Four systems, one after the other in every round, at the same pace:
 
     direct    a reader at the server itself: how late a chunk is without a gateway; its CPU is a raw reader's
     bare      uvicorn with prepared chunks from nowhere: what serving costs without reading
     gateway   deepseek-triton gateway, one worker, between the server and the reader
+    grpc      the same, over gRPC to the server, which is itself 0.2 ms later there
 
 The server is one that paces tokens and writes into each when it was made (gateway_load/paced_triton.py), because a
 real one would cost more than what is measured. CPU is that of the process under test for a chunk; `bound` is bare plus
@@ -81,20 +82,24 @@ def main() -> int:
 
 def _measure(case: Case, rounds: int) -> list[dict[str, Run]]:
     with ExitStack() as stack:
-        triton_port, bare_port, gateway_port = free_ports(3)
+        triton_port, bare_port, gateway_port, grpc_port, other_port = free_ports(5)
         pace = [str(case.num_chunks), str(case.period_s)]
-        stack.enter_context(_process(["-m", f"{_LOAD}.paced_triton", str(triton_port), *pace]))
+        stack.enter_context(_process(["-m", f"{_LOAD}.paced_triton", str(triton_port), *pace, str(grpc_port)]))
         bare = stack.enter_context(_process(["-m", f"{_LOAD}.bare_server", str(bare_port), *pace]))
         triton = f"http://127.0.0.1:{triton_port}"
-        options = ["--server", triton, "--metrics-port", "none", "--port", str(gateway_port)]
-        gateway = stack.enter_context(_process(["-m", "deepseek_triton_tools.cli.main", "gateway", *options]))
-        _wait_for(f"http://127.0.0.1:{gateway_port}/ready")
+        gateways = []
+        for server, port in ((triton, gateway_port), (f"grpc://127.0.0.1:{grpc_port}", other_port)):
+            options = ["--server", server, "--metrics-port", "none", "--port", str(port)]
+            command = ["-m", "deepseek_triton_tools.cli.main", "gateway", *options]
+            gateways.append(stack.enter_context(_process(command)))
+            _wait_for(f"http://127.0.0.1:{port}/ready")
         _wait_for(f"{triton}/v2/health/ready")
         time.sleep(1)
         targets = {
             "direct": (None, f"{triton}/v2/models/tensorrt_llm/generate_stream", TRITON),
             "bare": (bare, f"http://127.0.0.1:{bare_port}/v1/chat/completions", CHAT),
-            "gateway": (gateway, f"http://127.0.0.1:{gateway_port}/v1/chat/completions", CHAT),
+            "gateway": (gateways[0], f"http://127.0.0.1:{gateway_port}/v1/chat/completions", CHAT),
+            "grpc": (gateways[1], f"http://127.0.0.1:{other_port}/v1/chat/completions", CHAT),
         }
         runs = []
         for index in range(rounds):
@@ -125,8 +130,10 @@ def _summary(case: Case, runs: list[dict[str, Run]]) -> bool:
 
     bound = median(run["direct"].cpu_us + run["bare"].cpu_us for run in runs)
     ratios = sorted(run["gateway"].cpu_us / (run["direct"].cpu_us + run["bare"].cpu_us) for run in runs)
+    over_grpc = median(run["grpc"].cpu_us / run["gateway"].cpu_us for run in runs)
     print(f"{case.title}: medians of {len(runs)} rounds")
     print(f"  CPU a chunk: gateway {middle('gateway', 'cpu_us'):.1f} us, bound {bound:.1f} us;")
+    print(f"    over gRPC {middle('grpc', 'cpu_us'):.1f} us, {over_grpc:.1f} times as much;")
     print(f"    ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), target {CPU_TARGET}")
     good = median(ratios) <= CPU_TARGET
     if case.period_s:
