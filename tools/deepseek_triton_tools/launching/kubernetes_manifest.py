@@ -30,6 +30,7 @@ from deepseek_triton_build.text import for_comment, parse_yaml, yaml_flow
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
+from deepseek_triton_tools.launching import launch_settings
 from deepseek_triton_tools.launching.containers import KERNELS_MOUNT, cache_folder, kernel_environment, transports
 from deepseek_triton_tools.launching.kubernetes_yaml import (
     RepositoryFile,
@@ -39,16 +40,6 @@ from deepseek_triton_tools.launching.kubernetes_yaml import (
     filled,
     literal,
     mapping,
-)
-from deepseek_triton_tools.launching.launch_settings import (
-    GATHER_S,
-    GROUP_S,
-    PERIOD_S,
-    PRE_STOP_S,
-    SPARE_S,
-    LaunchOptions,
-    StartTimes,
-    measured_rate,
 )
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.text_templates import wrapped
@@ -84,7 +75,7 @@ _GATEWAYS = 2
 _MAX_WINDOW_S = 3600
 
 
-def object_name(facts: LaunchFacts, options: LaunchOptions) -> str:
+def object_name(facts: LaunchFacts, options: launch_settings.LaunchOptions) -> str:
     """Return the name of all objects: --name, or the name of the repository's folder."""
     return options.name or slug_of(facts.folder, MAX_NAME)
 
@@ -112,7 +103,7 @@ class Manifest:
     """The pods of one repository, and all objects that belong to them."""
 
     facts: LaunchFacts
-    options: LaunchOptions
+    options: launch_settings.LaunchOptions
     files: tuple[RepositoryFile, ...]
     """Files of the repository; none when it is on a claim."""
     pair: str | None = None
@@ -155,16 +146,16 @@ class Manifest:
         """
         measured = self.options.measured
         if measured:
-            return measured_rate(measured), for_comment(f"measured, by {measured}")
+            return launch_settings.measured_rate(measured), for_comment(f"measured, by {measured}")
         if self.options.rate:
             return self.options.rate, "given with --rate"
         return ASSUMED_RATE, "assumed, because nothing was measured; give --rate"
 
     @cached_property
-    def start(self) -> StartTimes:
+    def start(self) -> launch_settings.StartTimes:
         """:raises ToolError: when the load would take longer than a field of Kubernetes can say."""
         size, (rate, _) = self.facts.serving.size if self.facts.serving else 0, self._rate
-        times = StartTimes(
+        times = launch_settings.StartTimes(
             size=size,
             rate=rate,
             ready_within_s=self.options.ready_within
@@ -262,9 +253,9 @@ class Manifest:
             "gateway_scrape": self._scrape(9000),
             "command": [json.dumps(literal(word)) for word in command],
             "exit_timeout_s": exit_timeout_s,
-            "spare_s": SPARE_S,
-            "grace_s": PRE_STOP_S + exit_timeout_s + SPARE_S,
-            "pre_stop_s": PRE_STOP_S,
+            "spare_s": launch_settings.SPARE_S,
+            "grace_s": launch_settings.PRE_STOP_S + exit_timeout_s + launch_settings.SPARE_S,
+            "pre_stop_s": launch_settings.PRE_STOP_S,
             "keys": options.gateway_keys,
             "quoted_keys": json.dumps(options.gateway_keys),
             "keys_mount": _KEYS_MOUNT,
@@ -346,7 +337,7 @@ class Manifest:
             "ranks": facts.num_gpus,
             "ranks_per_node": facts.gpus_per_node,
             "window_s": self.start.window_s,
-            "node_s": GATHER_S,
+            "node_s": launch_settings.GATHER_S,
             "progress_s": self.start.progress_deadline_s,
             "server_pod": self._pod(serves=True).splitlines(),
             "worker_pod": self._pod(serves=False).splitlines() if self.is_group else [],
@@ -390,9 +381,9 @@ class Manifest:
             "mpirun_kill": f"mpirun after {stop.mpirun_kill_s} s, " if facts.uses_mpi else "",
             "grace_s": stop.grace_period_s if serves else stop.worker_grace_period_s,
             "leader_grace_s": stop.grace_period_s,
-            "group_s": GROUP_S,
-            "pre_stop_s": PRE_STOP_S,
-            "spare_s": SPARE_S,
+            "group_s": launch_settings.GROUP_S,
+            "pre_stop_s": launch_settings.PRE_STOP_S,
+            "spare_s": launch_settings.SPARE_S,
             "ready_file": options.ready_file and _quoted(literal(str(options.ready_file))),
             "needs_home": not self.uses_ssh and "HOME" not in dict(options.environment),
             "interface": options.interface and _quoted(literal(options.interface)),
@@ -429,7 +420,7 @@ class Manifest:
             "load_s": start.load_s,
             "load_time": about(start.load_s),
             "engine_start": about(ENGINE_START_S),
-            "period_s": PERIOD_S,
+            "period_s": launch_settings.PERIOD_S,
             "failures": start.failure_threshold,
             "ready_path": json.dumps(f"/v2/models/{quote(self.facts.model)}/ready"),
         }

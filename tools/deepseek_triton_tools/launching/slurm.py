@@ -22,18 +22,8 @@ from typing import Any
 
 from deepseek_triton_build.text import enroot_image, for_comment, safe_name
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.launching import containers
+from deepseek_triton_tools.launching import containers, start_script
 from deepseek_triton_tools.launching.launch_settings import LaunchedPair, LaunchOptions, PairSide
-from deepseek_triton_tools.launching.start_script import (
-    FIRST_NODE,
-    LAUNCH_TAG,
-    MASTER,
-    dry_run,
-    exports,
-    filled,
-    needs_master,
-    server_environment,
-)
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 # Values that need no quotes on a line of #SBATCH, which has its own rules for quotes.
@@ -87,11 +77,11 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
         ),
         "memory_why": memory_why(facts),
         "becomes": "" if waits else ", and by then that process is the supervisor",
-        "exports": exports(server_environment(options) | container_variables(facts, options)),
+        "exports": start_script.exports(start_script.server_environment(options) | container_variables(facts, options)),
         "python": for_comment(options.python),
         "python_why": "to tell the supervisor in the container when to stop" if waits else "for the supervisor",
-        "needs_master": needs_master(facts),
-        "master": MASTER,
+        "needs_master": start_script.needs_master(facts),
+        "master": start_script.MASTER,
         "folders": [make_folders(facts.nodes, folders)] if folders else [],
         # start.sh of a single rank runs its own supervisor; several ranks share one, which runs srun.
         "several_ranks": facts.world_size > 1,
@@ -103,15 +93,15 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
         "start": start,
         "stop": shlex.join([options.python, str(facts.supervisor), "stop"]),
     }
-    return filled("slurm.sh", values)
+    return start_script.filled("slurm.sh", values)
 
 
 def ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:
     """:raises ToolError: when start.sh refuses."""
-    in_step = server_environment(options) | {"SLURM_STEP_NUM_TASKS": str(facts.world_size)}
-    if needs_master(facts):
-        in_step |= FIRST_NODE
-    dry_run(facts.start_script, in_step, options.server_args)
+    in_step = start_script.server_environment(options) | {"SLURM_STEP_NUM_TASKS": str(facts.world_size)}
+    if start_script.needs_master(facts):
+        in_step |= start_script.FIRST_NODE
+    start_script.dry_run(facts.start_script, in_step, options.server_args)
 
 
 def common_values(options: LaunchOptions) -> dict[str, Any]:
@@ -197,7 +187,7 @@ def supervisor(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[str]
     yield ["--metrics-port", str(options.metrics_port)]
     within = facts.ready_within_s if options.ready_within is None else options.ready_within
     yield ["--ready-within", str(within), "--exit-timeout", str(options.exit_timeout)]
-    variables = server_environment(options)
+    variables = start_script.server_environment(options)
     for option in ("--max-restarts", "--ready-file", "--http-address"):
         variable = option.strip("-").replace("-", "_").upper()
         if variable in variables:
@@ -206,7 +196,7 @@ def supervisor(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[str]
 
 def srun_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[str]]:
     yield ["--label", "--kill-on-bad-exit=1", f"--mpi={options.slurm_mpi}", "--export=ALL"]
-    if needs_master(facts):  # the other nodes of vLLM don't end by themselves
+    if start_script.needs_master(facts):  # the other nodes of vLLM don't end by themselves
         yield [f"--wait={_NODES_END_S}"]
     yield [f"--nodes={facts.nodes}", f"--ntasks={facts.world_size}", "--cpu-bind=none"]
     if options.container:
@@ -217,7 +207,7 @@ def srun_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[st
             mounts.append(f"{facts.serving.hub_cache}:{facts.serving.hub_cache}")
         mounts.append(f"{containers.kernel_folder(facts, options)}:{containers.KERNELS_MOUNT}")
         if options.ready_file:
-            parent = server_environment(options)["READY_FILE"].rpartition("/")[0]
+            parent = start_script.server_environment(options)["READY_FILE"].rpartition("/")[0]
             mounts.append(f"{parent}:{parent}")
         yield [f"--container-mounts={','.join(mounts)}"]
         if options.environment:  # without this pyxis prefers the image's value of a variable that the image sets too
@@ -252,7 +242,7 @@ def pair_refusals(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
 def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
     for side in pair.sides:
         ask_start_script(side.facts, options)
-    variables = server_environment(options)
+    variables = start_script.server_environment(options)
     for side in pair.sides:
         variables |= container_variables(side.facts, options)
     components = _components(pair)
@@ -280,7 +270,7 @@ def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
         "directives": [line for component in requests for line in ("hetjob", *component)][1:],
         "memory_why": memory_why(pair.generation.facts),
         "python": for_comment(options.python),
-        "exports": exports(variables),
+        "exports": start_script.exports(variables),
         "num_nodes": str(pair.num_nodes),
         "node_lists": " ".join(f'"$SLURM_JOB_NODELIST{group}"' for group in groups),
         "folders": folders,
@@ -294,7 +284,7 @@ def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
         "stop": _with_variables(shlex.join([*_one_task(_NTH_NODE, [_NTH_WHERE]), *stop])),
         "model": shlex.quote(pair.context.facts.model),
     }
-    return filled("slurm-pair.sh", values)
+    return start_script.filled("slurm-pair.sh", values)
 
 
 def _components(pair: LaunchedPair) -> list[tuple[PairSide, ...]]:
@@ -315,7 +305,7 @@ def _where(pair: LaunchedPair, side: PairSide, options: LaunchOptions) -> list[s
 def _function_body(pair: LaunchedPair, side: PairSide, options: LaunchOptions) -> str:
     """Return the command that starts a server of the side, which replaces the function's shell."""
     facts, where = side.facts, _where(pair, side, options)
-    tagged = ["env", f"{LAUNCH_TAG}={_TAG}"]
+    tagged = ["env", f"{start_script.LAUNCH_TAG}={_TAG}"]
     step = ["srun", *where, f"--nodelist={_NODES}", f"--ntasks-per-node={facts.ranks_per_node}"]
     ranks, command = srun_options(facts, options), [str(facts.start_script), *options.server_args]
     if facts.world_size == 1:  # start.sh runs the supervisor

@@ -26,16 +26,7 @@ from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step, TokenLogprobs
 from deepseek_backend.engines.generate_request import ContextHandover, GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import PromptTokenizer
-from deepseek_backend.engines.tensorrt_llm.translation import (
-    INCOMPLETE,
-    complete_text,
-    finish_reason,
-    generation_seconds,
-    guide,
-    perf_metrics,
-    token_logprobs,
-    whole_text,
-)
+from deepseek_backend.engines.tensorrt_llm import translation
 from deepseek_backend.errors import EngineError, RequestError
 from deepseek_backend.release import EngineRelease
 
@@ -72,11 +63,11 @@ class OutputIncrements:
         step.num_cached_tokens = num_cached_tokens(self._output)
         self.num_tokens_sent += len(token_ids)
         if reason is not None:
-            step.finish_reason, step.stop_reason = finish_reason(reason), output.stop_reason
+            step.finish_reason, step.stop_reason = translation.finish_reason(reason), output.stop_reason
             if self._is_whole:
-                step.generation_s = generation_seconds(output.request_perf_metrics)
+                step.generation_s = translation.generation_seconds(output.request_perf_metrics)
             if self._sampling.return_perf_metrics and output.request_perf_metrics is not None:
-                step.perf_metrics = perf_metrics(output.request_perf_metrics)
+                step.perf_metrics = translation.perf_metrics(output.request_perf_metrics)
         return step
 
     def _new_token_ids(self, output: Any) -> Sequence[int]:
@@ -86,8 +77,8 @@ class OutputIncrements:
     def _new_text(self, output: Any, token_ids: Sequence[int]) -> str:
         """Return the text of `token_ids`, the new ones, with what was held back before them."""
         final = output.finish_reason is not None
-        whole = whole_text(output.text, output.token_ids, self._decode) if final else output.text
-        text = complete_text(whole, self._num_chars_sent, final=final)
+        whole = translation.whole_text(output.text, output.token_ids, self._decode) if final else output.text
+        text = translation.complete_text(whole, self._num_chars_sent, final=final)
         self._num_chars_sent += len(text)
         return text
 
@@ -102,7 +93,7 @@ class OutputIncrements:
         entries = (output.logprobs or [])[start : start + len(token_ids)]
         if may_be_short:
             token_ids = token_ids[: len(entries)]
-        return token_ids, token_logprobs(token_ids, entries, self._sampling, self._tokenizer.text)
+        return token_ids, translation.token_logprobs(token_ids, entries, self._sampling, self._tokenizer.text)
 
 
 def num_cached_tokens(output: Any) -> int | None:
@@ -132,7 +123,7 @@ class SharingSupport:
         """
         if request.request_type == "context_only" and self.context_refusal:
             raise RequestError(f"request_type: {self.context_refusal}", code=ErrorCode.UNSUPPORTED)
-        if guides := guide(request.sampling):
+        if guides := translation.guide(request.sampling):
             raise RequestError(f"guided_{next(iter(guides))}: {self.guides_refused}", code=ErrorCode.UNSUPPORTED)
         if request.handover is None:
             return
@@ -223,7 +214,7 @@ class GrowingText:
         text = ""
         for token_id in token_ids:
             self._held.append(token_id)
-            if not (new := self._text_held()).endswith(INCOMPLETE):
+            if not (new := self._text_held()).endswith(translation.INCOMPLETE):
                 text += new
                 self._before, self._held = self._held, []
         return text + self._text_held() if final else text

@@ -34,6 +34,7 @@ from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStat
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.loop_engine import LoopEngine, OpenEntry, is_short
 from deepseek_backend.engines.prompting import PromptTokenizer, check_prompt_length
+from deepseek_backend.engines.tensorrt_llm import outputs, translation
 from deepseek_backend.engines.tensorrt_llm.loading import (
     APPLIED_OUTSIDE,
     forget_launcher,
@@ -44,28 +45,6 @@ from deepseek_backend.engines.tensorrt_llm.loading import (
     resolved_llm_args,
     shut_down,
     world_size,
-)
-from deepseek_backend.engines.tensorrt_llm.outputs import (
-    ContextAnswer,
-    ContinuedAnswer,
-    GrowingText,
-    OutputIncrements,
-    SharingSupport,
-    fetches,
-    first_step,
-    is_shared,
-    part_arguments,
-    sharing_support,
-)
-from deepseek_backend.engines.tensorrt_llm.translation import (
-    Faults,
-    IterationStats,
-    cause_of_death,
-    guide,
-    num_logprobs,
-    refuse_conflicts,
-    sampling_params,
-    worker_refusal,
 )
 from deepseek_backend.errors import ASK_ANOTHER, BackendError, EngineError, RequestError, UnavailableError, describe
 from deepseek_backend.release import SamplerSupport, apply_quirks, read_release
@@ -90,7 +69,7 @@ is kv_transfer_timeout_ms."""
 class _Open(OpenEntry):
     output: Any = None
     """The RequestOutput; like `increments`, None until the prompt is tokenised."""
-    increments: OutputIncrements | ContextAnswer | None = None
+    increments: outputs.OutputIncrements | outputs.ContextAnswer | None = None
     has_output: bool = False
     """Whether `output` has grown since the last step; the request is in `_with_output` then."""
     deadline: asyncio.TimerHandle | None = None
@@ -102,7 +81,7 @@ class _Open(OpenEntry):
     @property
     def is_fetching(self) -> bool:
         """Whether a context server may still keep the KV cache. The first response of TensorRT-LLM comes after it."""
-        return fetches(self.request) and (self.output is None or not self.output.outputs[0].token_ids)
+        return outputs.fetches(self.request) and (self.output is None or not self.output.outputs[0].token_ids)
 
     @property
     def num_tokens_sent(self) -> int:
@@ -115,12 +94,12 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(config, package="TensorRT-LLM", entry_class=_Open)
         self._support: SamplerSupport
-        self._sharing: SharingSupport
+        self._sharing: outputs.SharingSupport
         self._max_prompt_tokens: int
         self._llmapi: Any = None
         """The module tensorrt_llm.llmapi."""
         # Only the loop thread writes the following ones.
-        self._faults = Faults()
+        self._faults = translation.Faults()
         self._with_output: list[_Open] = []
         """Requests whose output has grown since their last step."""
         self._with_output_since = 0.0
@@ -129,7 +108,7 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         """Steps that are not delivered yet."""
         self._flush_is_due = False
         """Whether `_flush` is scheduled."""
-        self._iterations = IterationStats()
+        self._iterations = translation.IterationStats()
         self._watching: asyncio.Task[None] | None = None
         """The task that reads the iteration statistics, where there are such."""
         self._reports_iterations = True
@@ -146,7 +125,7 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         longest = max_seq_len(llm_args)
         self._max_prompt_tokens = max_prompt_tokens(llm_args, release, longest)
         self._support = release.sampler_support(llm_args)
-        self._sharing = sharing_support(release, llm_args)
+        self._sharing = outputs.sharing_support(release, llm_args)
         with timed(self._load_seconds, "import"):
             container = f"nvcr.io/nvidia/tritonserver:{release.record['containers'][0]}-trtllm-python-py3"
             where = f"it is part of the containers {container}"
@@ -189,7 +168,7 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         if not self._loop.running:
             return EngineHealth(alive=False, reason="the engine is not running")
         reason = self._fatal
-        if not reason and (reason := cause_of_death(self._llm)):
+        if not reason and (reason := translation.cause_of_death(self._llm)):
             self._loop.call(self._fail, reason)
         return EngineHealth(alive=not reason, reason=reason, worked_at_s=self._iterations.worked_at_s)
 
@@ -275,7 +254,7 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
             token_ids = await asyncio.get_running_loop().run_in_executor(self._tokenizers, encode, request)
         entry.num_input_tokens = len(token_ids)
         max_seq_len = self.capabilities.max_seq_len
-        if fetches(request):  # no iteration has to hold the prompt
+        if outputs.fetches(request):  # no iteration has to hold the prompt
             check_prompt_length(len(token_ids), max_seq_len - 1)
         else:
             check_prompt_length(len(token_ids), self._max_prompt_tokens, limit="max_seq_len or max_num_tokens")
@@ -284,17 +263,17 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
             self._finish(entry, Step(finish_reason="cancelled"))
             return
         entry.num_faults = self._faults.count
-        if is_shared(request):
+        if outputs.is_shared(request):
             self._submit_part(entry, params, token_ids)
         else:
-            streaming = request.wants_steps or not self._reports_iterations or bool(guide(request.sampling))
+            streaming = request.wants_steps or not self._reports_iterations or bool(translation.guide(request.sampling))
             if not streaming:
                 params["return_perf_metrics"] = True  # for the time to the first token
             with self._refusals():
                 entry.output = self._llm.generate_async(
                     inputs=token_ids, sampling_params=self._llmapi.SamplingParams(**params), streaming=streaming
                 )
-            entry.increments = OutputIncrements(request, entry.output, self._tokenizer, is_whole=not streaming)
+            entry.increments = outputs.OutputIncrements(request, entry.output, self._tokenizer, is_whole=not streaming)
         if entry.output is not None:
             async for _ in entry.output:  # always the same object; no turn of the loop while responses are waiting
                 if not entry.has_output:
@@ -306,10 +285,10 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         Where nobody waits for the part any more, it is submitted all the same, to fetch the KV cache.
         """
         request = entry.request
-        text = GrowingText(self._tokenizer, request.sampling)
+        text = outputs.GrowingText(self._tokenizer, request.sampling)
         handover, begun = request.handover, None
         if handover is not None and self._is_open(entry):
-            begun = first_step(request, handover, text, is_whole=params["max_tokens"] == 1)
+            begun = outputs.first_step(request, handover, text, is_whole=params["max_tokens"] == 1)
             if begun.finish_reason is not None:
                 self._finish(entry, begun)
         if not self._is_open(entry):
@@ -317,14 +296,14 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
                 return
             params = {"max_tokens": 1}
         with self._refusals():
-            arguments = part_arguments(request, params, token_ids, self._llmapi)
+            arguments = outputs.part_arguments(request, params, token_ids, self._llmapi)
             entry.output = self._llm.generate_async(**arguments)
         if begun is not None and self._is_open(entry):  # not before: what TensorRT-LLM refuses has no token
             self._deliver(entry, begun)
         if handover is None:
-            entry.increments = ContextAnswer(request, entry.output, text, self._sharing.form, token_ids)
+            entry.increments = outputs.ContextAnswer(request, entry.output, text, self._sharing.form, token_ids)
         else:
-            entry.increments = ContinuedAnswer(request, entry.output, text, self._tokenizer, self._sharing)
+            entry.increments = outputs.ContinuedAnswer(request, entry.output, text, self._tokenizer, self._sharing)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -340,13 +319,13 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         :raises RequestError: for values or combinations that this release's sampler does not support.
         """
         support, sampling = self._support, request.sampling
-        if is_shared(request):
+        if outputs.is_shared(request):
             self._sharing.check(request)
-        refuse_conflicts(sampling, support.conflicts)
-        params = sampling_params(request, seeded="seed" in support.fields)
-        if (most := num_logprobs(sampling, support.logprobs)) is not None:
+        translation.refuse_conflicts(sampling, support.conflicts)
+        params = translation.sampling_params(request, seeded="seed" in support.fields)
+        if (most := translation.num_logprobs(sampling, support.logprobs)) is not None:
             params["logprobs"] = most
-        if guided := guide(sampling):
+        if guided := translation.guide(sampling):
             with self._refusals():
                 params["guided_decoding"] = self._llmapi.GuidedDecodingParams(**guided)
         return params
@@ -367,11 +346,11 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         """Take a step from `entry`, of everything read since the last. Raises nothing: a failure ends this request."""
         entry.has_output = False
         if not self._is_open(entry):  # the engine died while its task went on reading, or it had only to fetch
-            if fetches(entry.request):
+            if outputs.fetches(entry.request):
                 self._abort_output(entry)
             return
         try:
-            increments: OutputIncrements | ContextAnswer = require(
+            increments: outputs.OutputIncrements | outputs.ContextAnswer = require(
                 entry.increments, "a request has output before it was submitted"
             )
             step = increments.take(cut_short=cut_short)
@@ -489,7 +468,7 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
     def _as_backend_error(self, entry: _Open, error: Exception) -> BackendError:
         if isinstance(error, BackendError):
             return error
-        if reason := cause_of_death(self._llm):
+        if reason := translation.cause_of_death(self._llm):
             return UnavailableError(f"{reason}: {describe(error)}")
         if isinstance(error, self._llmapi.RequestError) and (refusal := self._worker_refusal(entry, error)):
             return refusal
@@ -498,14 +477,16 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
 
     def _worker_refusal(self, entry: _Open, error: Exception) -> BackendError | None:
         request = entry.request
-        return worker_refusal(str(error), guided=bool(guide(request.sampling)), shared=is_shared(request))
+        return translation.worker_refusal(
+            str(error), guided=bool(translation.guide(request.sampling)), shared=outputs.is_shared(request)
+        )
 
     def _reason_beyond_use(self, entry: _Open, error: Exception) -> str:
         """Return why the engine is beyond use, after `error` has ended `entry`; "" while it is not."""
-        if reason := cause_of_death(self._llm):
+        if reason := translation.cause_of_death(self._llm):
             return f"{reason}: {describe(error)}"
         if not isinstance(error, self._llmapi.RequestError) or self._worker_refusal(entry, error):
             return ""  # the fault of this engine or of the client
-        if entry.num_tokens_sent == 0 and guide(entry.request.sampling):
+        if entry.num_tokens_sent == 0 and translation.guide(entry.request.sampling):
             return ""  # possibly the guide's fault, and no guide may end the server, however often it is sent
         return self._faults.add(" ".join(str(error).split()), entry.num_faults)

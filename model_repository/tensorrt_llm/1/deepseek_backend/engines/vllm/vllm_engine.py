@@ -12,8 +12,6 @@ UNAVAILABLE when the engine core has died, which is seen at once.
 vllm is imported in `start`. The record in release.yaml says which vLLM the repository was generated for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import logging
@@ -33,17 +31,8 @@ from deepseek_backend.contract import SAMPLING_BY_NAME
 from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, timed
 from deepseek_backend.engines.loop_engine import LoopEngine, is_short
 from deepseek_backend.engines.prompting import PromptTokenizer, check_ids, check_prompt_length
+from deepseek_backend.engines.vllm import open_answer
 from deepseek_backend.engines.vllm.loading import VllmRelease, make_llm, prepare_process, read_vllm_release
-from deepseek_backend.engines.vllm.open_answer import (
-    BANNED,
-    GrowingAnswer,
-    OpenAnswer,
-    RequestPath,
-    guide,
-    refusal,
-    sampling_arguments,
-    unsupported_fields,
-)
 from deepseek_backend.engines.vllm.request_paths import CoreConnection, GenerateCalls, RankChoice, SchedulerNumbers
 from deepseek_backend.errors import ASK_ANOTHER, BackendError, EngineError, UnavailableError, describe
 
@@ -72,7 +61,7 @@ class _VllmClasses:
     """The errors that mean that another server may take the request; vLLM has had them since 0.33.0."""
 
     @classmethod
-    def find(cls) -> _VllmClasses:
+    def find(cls) -> "_VllmClasses":
         sampling = importlib.import_module("vllm.sampling_params")
         errors = importlib.import_module("vllm.exceptions")
         return cls(
@@ -86,18 +75,18 @@ class _VllmClasses:
         )
 
 
-class VllmEngine(LoopEngine[OpenAnswer]):
+class VllmEngine(LoopEngine[open_answer.OpenAnswer]):
     """An `Engine` over AsyncLLM."""
 
     def __init__(self, config: BackendConfig) -> None:
-        super().__init__(config, package="vLLM", entry_class=OpenAnswer)
+        super().__init__(config, package="vLLM", entry_class=open_answer.OpenAnswer)
         self._processes: Sequence[BaseProcess] = ()
         """vLLM's engine cores and the coordinator of data parallelism, which are children of this process."""
         self._release: VllmRelease
         self._decoder: Tokenizer
         """The tokenizer without its Python parts, which makes text of tokens."""
         self._vllm: _VllmClasses
-        self._connection: RequestPath
+        self._connection: open_answer.RequestPath
         self._numbers = SchedulerNumbers()
         self._ranks = RankChoice(0)
 
@@ -131,8 +120,8 @@ class VllmEngine(LoopEngine[OpenAnswer]):
         if decoder is None:
             raise EngineError("the checkpoint has no tokenizer.json, of which this engine makes text")
         self._decoder, self._tokenizer = decoder, PromptTokenizer(inner)
-        unsupported = unsupported_fields(self._release, self._config.llm_args)
-        if not hasattr(self._vllm.sampling_params, BANNED):
+        unsupported = open_answer.unsupported_fields(self._release, self._config.llm_args)
+        if not hasattr(self._vllm.sampling_params, open_answer.BANNED):
             unsupported["bad"] = f"vLLM {self._release.version} has no place for the tokens of the words"
         max_seq_len = int(self._llm.vllm_config.model_config.max_model_len)
         return Capabilities(
@@ -208,11 +197,11 @@ class VllmEngine(LoopEngine[OpenAnswer]):
 
     # Everything below runs on the loop thread.
 
-    async def _serve(self, entry: OpenAnswer) -> None:
+    async def _serve(self, entry: open_answer.OpenAnswer) -> None:
         """Serve one request: until vLLM has it, or by the public way until its last step."""
         try:
             request = entry.request
-            if is_short(request) and not guide(request.sampling) and not request.sampling.bad:
+            if is_short(request) and not open_answer.guide(request.sampling) and not request.sampling.bad:
                 prepared = self._prepare(entry)
             else:
                 running = asyncio.get_running_loop()
@@ -227,7 +216,7 @@ class VllmEngine(LoopEngine[OpenAnswer]):
             self._connection.flush()
             self._finish(entry, Step(error=self._as_backend_error(entry, error)))
 
-    def _prepare(self, entry: OpenAnswer) -> Any:
+    def _prepare(self, entry: open_answer.OpenAnswer) -> Any:
         """Return the request in vLLM's form. Any thread may call it.
 
         :raises RequestError: when it can't be served.
@@ -237,24 +226,24 @@ class VllmEngine(LoopEngine[OpenAnswer]):
         max_seq_len = self.capabilities.max_seq_len
         check_prompt_length(len(token_ids), max_seq_len - 1, limit="max_model_len")
         check_ids(request.sampling.logit_bias or (), self._tokenizer.vocab_size, field="logit_bias")
-        arguments = sampling_arguments(
+        arguments = open_answer.sampling_arguments(
             request,
             max_tokens=min(request.max_tokens, max_seq_len - len(token_ids)),
             max_temperature=self._release.max_temperature,
             word_token_ids=self._tokenizer.word_token_ids,
         )
-        entry.answer = GrowingAnswer(request, self._decoder, len(token_ids), entry.arrived_s)
+        entry.answer = open_answer.GrowingAnswer(request, self._decoder, len(token_ids), entry.arrived_s)
         prompt = {"type": "token", "prompt_token_ids": token_ids}
         try:
-            if guided := guide(request.sampling):
+            if guided := open_answer.guide(request.sampling):
                 arguments["structured_outputs"] = self._vllm.structured_outputs(**guided)
             params = self._vllm.sampling_params(output_kind=self._vllm.delta, **arguments)
             # vLLM takes the smallest number first.
             return self._connection.prepare(entry, prompt, params, -request.priority)
         except self._vllm.refusals as error:
-            raise refusal(error, request.sampling) from error
+            raise open_answer.refusal(error, request.sampling) from error
 
-    def _as_backend_error(self, entry: OpenAnswer, error: Exception) -> BackendError:
+    def _as_backend_error(self, entry: open_answer.OpenAnswer, error: Exception) -> BackendError:
         if isinstance(error, BackendError):
             return error
         if isinstance(error, self._vllm.dead):
@@ -262,16 +251,16 @@ class VllmEngine(LoopEngine[OpenAnswer]):
         cause = error.__cause__ or error  # generate() puts an exception of its own around it, without a message
         for each in (error, cause):  # by the public way the refusal comes from generate(); 0.27 wraps its ValueErrors
             if isinstance(each, self._vllm.refusals):
-                return refusal(each, entry.request.sampling)
+                return open_answer.refusal(each, entry.request.sampling)
         if isinstance(cause, self._vllm.retryable):
             return UnavailableError(f"vLLM can't take the request now: {describe(cause).rstrip('.')}{ASK_ANOTHER}")
         logger.error("a request failed in vLLM", exc_info=error)
         return EngineError(f"vLLM failed: {describe(cause)}")
 
-    def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
+    def _deliver(self, steps: Sequence[tuple[open_answer.OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration whose requests have not ended, in one call for each sink."""
 
-        def still_open() -> Iterator[tuple[OpenAnswer, Step]]:
+        def still_open() -> Iterator[tuple[open_answer.OpenAnswer, Step]]:
             for pair in steps:
                 entry, step = pair
                 if not entry.is_open:
@@ -286,7 +275,7 @@ class VllmEngine(LoopEngine[OpenAnswer]):
 
         self._send(still_open())
 
-    def _finish(self, entry: OpenAnswer, step: Step) -> None:
+    def _finish(self, entry: open_answer.OpenAnswer, step: Step) -> None:
         self._deliver([(entry, step)])
 
     def _abort(self, request_id: str) -> None:
@@ -295,14 +284,14 @@ class VllmEngine(LoopEngine[OpenAnswer]):
             self._cancel([entry])
             self._keep(self._drop([entry]))
 
-    def _cancel(self, entries: Sequence[OpenAnswer]) -> None:
+    def _cancel(self, entries: Sequence[open_answer.OpenAnswer]) -> None:
         """End requests with their text so far."""
         self._connection.flush()
         self._deliver(
             [(entry, entry.answer.cancel() if entry.answer else Step(finish_reason="cancelled")) for entry in entries]
         )
 
-    async def _drop(self, entries: Sequence[OpenAnswer]) -> None:
+    async def _drop(self, entries: Sequence[open_answer.OpenAnswer]) -> None:
         try:
             await self._connection.abort(entries)
         except Exception:
