@@ -33,6 +33,6 @@ def test_the_client_asks_a_gateway():
         triton.script = answer(HELLO)  # it breaks off
         with pytest.raises(Exception, match="the model's server failed"):
             client.chat("Hi")
-        for url, name in ((f"{address}/v1", "other"), (address, "tensorrt_llm")):
+        for url, name in ((f"{address}/v1", "other"), (address, "tensorrt_llm"), (f"{address}/x/v1", "tensorrt_llm")):
             with Client(url, model_name=name, retries=Retries(attempts=1)) as other, pytest.raises(ModelNotFound):
                 other.chat("Hi")

@@ -23,7 +23,7 @@ def run(*argv, given):
 
 def test_a_prompt_is_answered_the_same_however_it_is_given(address, tmp_path):
     (tmp_path / "prompt").write_text("Hello, my name is")
-    options = ["--url", address, "--max-tokens", "20"]
+    options = ["--raw", "--url", address, "--max-tokens", "20"]
     with Client(address) as client:
         expected = client.generate("Hello, my name is", max_tokens=20).text
 

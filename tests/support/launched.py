@@ -34,7 +34,7 @@ class Launched:
 
     def generate(self, host: Host) -> str:
         """Ask the server on `host` with our client on the same host, and return the answer."""
-        asking = ["generate", "--url", "http://127.0.0.1:8000", "--max-tokens", "5", "Why?"]
+        asking = ["generate", "--url", "http://127.0.0.1:8000", "--max-tokens", "5", "--raw", "Why?"]
         done = host.run(*_COMMAND_LINE, *asking, env=self.environment)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -1,5 +1,6 @@
 """The client's FakeServer, for tests whose answers are functions of a request's body."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,11 +18,19 @@ class ModelServer(FakeServer):
     def __init__(self) -> None:
         super().__init__()
         self.gone = self.client_left
+        self.template: str | None = None
+        """The model's chat template."""
         self.answer = echo
 
     @property
     def answer(self) -> Callable[[ReceivedRequest], Iterator[Item]]:
-        return lambda request: self._of_body(request.body)
+        return self._answer
+
+    def _answer(self, request: ReceivedRequest) -> Iterator[Item]:
+        if request.body.get("task") == "describe":
+            info = {"name": "deepseek-r1", "chat_template": self.template, "tool_form": None}
+            return iter([{"text_output": "", "model_info": json.dumps(info), **END}])
+        return self._of_body(request.body)
 
     @answer.setter
     def answer(self, of_body: Callable[[Body], Iterator[Item]]) -> None:
@@ -29,11 +38,12 @@ class ModelServer(FakeServer):
 
     @property
     def bodies(self) -> list[Body]:
-        return [request.body for request in self.requests]
+        """Of all requests but those for what the model is."""
+        return [request.body for request in self.requests if "task" not in request.body]
 
     @property
     def headers(self) -> list[Mapping[str, str]]:
-        return [request.headers for request in self.requests]
+        return [request.headers for request in self.requests if "task" not in request.body]
 
 
 def saying(*pieces: str, **outputs: Any) -> Callable[[Body], Iterator[Item]]:

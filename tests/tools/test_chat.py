@@ -24,9 +24,11 @@ def chat(model_server, tmp_path):
     """A chat at a terminal that has shown its first prompt."""
     opened = []
 
+    model_server.template = "x"
+
     def start(*argv):
         opened.append(Terminal("chat", "--url", model_server.url, *argv, XDG_STATE_HOME=str(tmp_path / "state")))
-        opened[-1].read_until(PROMPT)
+        assert f"deepseek-r1 on {model_server.url}" in opened[-1].read_until(PROMPT)
         return opened[-1]
 
     yield start

@@ -71,6 +71,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(run, model_server, tmp_pa
     wrong = [
         (["hi", "--file", "x"], "give one of PROMPT and --file"),
         (["hi", "--input", "x"], "PROMPT: not with --input"),
+        (["hi", "--raw", "--system", "x"], "--raw: not with"),
         (["hi", "--output", "x"], "--output: only with --input"),
         (["--file", "nowhere"], "nowhere can't be read: No such file"),
         (["hi", "--timeout", "nan"], "expected a number of seconds above 0, got 'nan'"),
@@ -85,6 +86,18 @@ def test_what_is_wrong_is_said_before_anything_is_sent(run, model_server, tmp_pa
         code, out, err = run(*argv)
         assert (code in (1, 2), out, expected in err) == (True, "", True), argv
     assert model_server.bodies == []
+
+
+def test_a_prompt_is_a_message_where_the_model_has_a_chat_form(run, model_server):
+    for template, argv, is_chat in (
+        (None, [], False),
+        (None, ["--chat"], True),
+        ("x", [], True),
+        ("x", ["--raw"], False),
+    ):
+        model_server.template = template
+        run("hi", *argv)
+        assert ("messages" in model_server.bodies[-1]) is is_chat
 
 
 def test_a_chat_sends_the_prompt_as_a_message(run, model_server, tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
-from deepseek_triton_client._core.exceptions import InvalidRequest, ProtocolError
+from deepseek_triton_client._core.exceptions import InvalidRequest, ModelNotFound, ProtocolError
 from deepseek_triton_client._core.interfaces import Input, Outputs
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.sampling_params import GUIDES, SAMPLING_FIELDS
@@ -59,6 +59,8 @@ class OpenAITransport(HttpTransport):
     async def metadata(self, timeout_s: float | None) -> ModelMetadata:
         """Return what the model takes, in Triton's words."""
         status, headers, body = await self._get(f"{self._path}/models", timeout_s)
+        if status == 404:
+            raise ModelNotFound(f"{self._server.endpoint}: no OpenAI API is there; a Triton server's URL has no /v1")
         if status != 200:
             raise repeatable(status_error(status, headers, body))
         try:

@@ -19,6 +19,7 @@ from deepseek_triton_tools.cli.client_options import (
     add_client_options,
     add_sampling_options,
     assigned,
+    chat_model,
     client_of,
     sampling_params,
 )
@@ -72,7 +73,10 @@ def _chat(args: argparse.Namespace) -> int:
         chat = Chat(client, conversation, args)
         if not is_interactive():
             return chat.talk(piped)
-        greeting = f"{args.model} on {client.url}; /help says what there is, Ctrl-D ends it"
+        name, chats = chat_model(client)
+        if not chats:
+            raise ToolError(f"{name} has no chat form: deepseek-triton generate --raw has it complete texts")
+        greeting = f"{name} on {client.url}; /help says what there is, Ctrl-D ends it"
         print(styled(wrapped(greeting, columns(sys.stdout)), "2"))
         with edited() as read:
             chat.talk(read)

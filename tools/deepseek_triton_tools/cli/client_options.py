@@ -79,6 +79,20 @@ def client_of(args: argparse.Namespace) -> Client:
     )
 
 
+def chat_model(client: Client) -> tuple[str, bool]:
+    """Ask for the model's name, and whether it has a chat form."""
+    from deepseek_triton_client import InvalidRequest, ModelNotFound
+
+    try:
+        facts = client.model_info()
+        return facts["name"], bool(facts["chat_template"] or facts["tool_form"])  # V3.2 and V4 chat without a template
+    except ModelNotFound:
+        raise
+    except InvalidRequest:  # a model of others, which doesn't describe itself
+        metadata = client.metadata()
+        return metadata.name, metadata.platform == "openai"
+
+
 def client_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return a client's model, certificates and token. Raises ToolError for a token that can't be read."""
     from deepseek_triton_client import Tls

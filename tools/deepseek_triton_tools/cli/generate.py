@@ -10,6 +10,7 @@ from deepseek_triton_tools.cli.client_options import (
     add_address,
     add_client_options,
     add_sampling_options,
+    chat_model,
     client_of,
     sampling_params,
 )
@@ -28,7 +29,7 @@ from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.terminal.tables import AnswerPrinter
 from deepseek_triton_tools.tool_errors import ToolError
 
-_OF_ONE = ("prompt", "file", "messages", "json", "no_stream", "usage", "hide_reasoning")
+_OF_ONE = ("prompt", "file", "messages", "raw", "json", "no_stream", "usage", "hide_reasoning")
 """Options of one request."""
 _OF_MANY = ("output", "concurrency", "resume", "overwrite", "max_failures")
 """Options of a batch."""
@@ -37,15 +38,17 @@ _OF_MANY = ("output", "concurrency", "resume", "overwrite", "max_failures")
 def add_options(verb: VerbParser) -> None:
     verb.runs(
         _generate,
-        'deepseek-triton generate --chat "Why is the sky blue?" --system "One sentence." --usage',
+        'deepseek-triton generate "Why is the sky blue?" --system "One sentence." --usage',
         "deepseek-triton generate --input prompts.jsonl --output answers.jsonl --concurrency 32 --max-tokens 256",
-        common="--url --model --chat --system --messages --input --output --json --max-tokens --temperature --top-p",
+        common="--url --model --raw --system --messages --input --output --json --max-tokens --temperature --top-p",
     )
     verb.usage = "%(prog)s [PROMPT] [options]"
     option(verb, "prompt PROMPT", "the prompt; - or nothing: read standard input", nargs="?")
     option(verb, "--file FILE", "read the prompt from a file instead", path)
     option(verb, "--messages FILE", "a conversation: JSON list of {role, content}", path)
-    option(verb, "--chat", "send the prompt as a message, by the model's chat template")
+    form = verb.add_mutually_exclusive_group()
+    option(form, "--chat", "send the prompt as a message, by the model's chat form (default: where it has one)")
+    option(form, "--raw", "have the prompt completed as it is")
     option(verb, "--system TEXT", "system message, what the model is told first; implies --chat")
     option(verb, "--no-stream", "wait for the whole text")
     option(verb, "--hide-reasoning", "show the answer without the reasoning")
@@ -83,6 +86,8 @@ def _generate(args: argparse.Namespace) -> int:
     request = _request(args)
     completion: Completion | None = None
     with client_of(args) as client, to_reader():
+        if "prompt" in request and not args.raw:
+            request = as_asked(request, chat=chat_model(client)[1], system=None)
         completion = _answer(client, request, params, args)
     if completion is None:
         return 0  # the reader has left
@@ -123,6 +128,8 @@ def _request(args: argparse.Namespace) -> Request:
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
         raise ToolError(f"give one of {' and '.join(given)}", exit_code=2)
+    if args.raw and (args.messages or args.system) is not None:
+        raise ToolError("--raw: not with --messages and --system, which are for chats", exit_code=2)
     if args.messages is not None:
         request: Request = {"messages": read_messages(args.messages)}
     elif args.file is not None or args.prompt == "-" or not given:
