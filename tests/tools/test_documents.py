@@ -285,7 +285,8 @@ def _ours(argv):
     assert unknown == []
     verb, *rest = argv[1:]
     if verb == "launch" and rest[0] in LAUNCH_FORMS:
-        rest = [rest[0], "--dry-run", *(word for word in rest[1:] if word not in ("--submit", "--dry-run"))]
+        runs_nothing = [] if "--output" in rest else ["--dry-run"]
+        rest = [rest[0], *runs_nothing, *(word for word in rest[1:] if word not in ("--submit", "--dry-run"))]
     is_here = verb != "check" or Path(rest[0]).is_dir()
     if verb in ("build", "plan", "variants", "check") or (verb == "launch" and rest[0] not in ("stop", "list")):
         assert not is_here or main([verb, *rest]) == 0, argv
