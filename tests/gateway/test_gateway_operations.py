@@ -152,6 +152,12 @@ def test_a_gateway_without_servers_is_not_ready(gateway):
         asked = ("/ready", "/v2/health/ready", "/health", "/v2/health/live")
         assert [client.get(path).status_code for path in asked] == [503, 503, 200, 200]
         assert client.get("/v1/models").json()["data"] == []
+        refused = error_of(chat(client), 503)
+        assert (refused["code"], "0 of 1" in refused["message"], ":9" in refused["message"]) == (
+            "unavailable",
+            True,
+            False,
+        )
     with gateway() as client:
         assert client.get("/ready").status_code == 200
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]

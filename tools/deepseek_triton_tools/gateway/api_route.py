@@ -306,7 +306,7 @@ class ApiRoute:
             declared = dict(exchange.request_headers).get(b"content-type", b"").decode("latin-1")
             kind = declared.partition(";")[0].strip().lower()
             if kind != "application/json" and not kind.endswith("+json"):
-                text = f"Content-Type: expected application/json, got {declared[:80]!r}"
+                text = f"expected JSON, got {declared[:80]!r}; send the header Content-Type: application/json"
                 raise OpenAIError(415, text, code="unsupported_media_type")
             body = await exchange.body()
             document = exchange.document = _document(body)

@@ -206,12 +206,16 @@ class Fleet:
         num_up = sum(member.state == "up" for member in members)
         soonest = min((member.check_in_s for member in members), default=0.0)
         kind = f"{role} server" if self._is_disaggregated else "server"
-        text = f"no {kind} of this model can take the request: {num_up} of {len(members)} are up"
+        text = told = f"no {kind} of this model can take the request now: {num_up} of {len(members)} are up"
+        if not num_up:  # Triton opens its ports when the models are loaded
+            text = told = f"{told}; one that loads its model can't be reached until it has"
         if is_deadly:
             text += f"; {MOST_DEATHS} have died with it, so no more are asked"
         if errors:
             text += f"; the last that was asked: {errors[-1]}"
-        return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=not is_deadly, retry_after_s=max(1.0, soonest))
+        return UpstreamError(
+            text, code="E_UNAVAILABLE", unprocessed=not is_deadly, retry_after_s=max(1.0, soonest), told=told
+        )
 
     # The list of servers.
 

@@ -75,7 +75,9 @@ def openai_error(error: UpstreamError, route: str, document: object = None) -> O
         param = named[1] if named else None
         if param not in sent:
             param = _NAMES.get(str(param), param)
-    answer = OpenAIError(status, form.format(message), kind=kind, param=param, code=code, retry_after_s=retry_after_s)
+    answer = OpenAIError(
+        status, error.told or form.format(message), kind=kind, param=param, code=code, retry_after_s=retry_after_s
+    )
     return in_own_words(answer) if is_response else answer
 
 

@@ -70,7 +70,8 @@ class UpstreamError(Exception):
 
     code: the wire contract's error code ("E_OVERLOADED"), or "" where the server gave none. unprocessed: the server
     has nothing to show for it, so that another may be asked. died: the server had taken the request, so it may have
-    died of it, and another may die too. retry_after_s: when it may be sent again.
+    died of it, and another may die too. retry_after_s: when it may be sent again. told: the part of the
+    message that clients may be told; "" where its code decides.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class UpstreamError(Exception):
         unprocessed: bool = False,
         died: bool = False,
         retry_after_s: float | None = None,
+        told: str = "",
     ) -> None:
         super().__init__(message)
+        self.told = told
         self.code = code
         self.unprocessed = unprocessed
         self.died = died
