@@ -164,9 +164,9 @@ class Supervision:
         """Write a line of the supervisor's own to stderr."""
         self._stderr.write(f"deepseek-triton: {text}\n".encode("utf-8", errors="replace"))
 
-    def record_state(self, state: str) -> None:
+    def record_state(self, state: str, progress: str = "") -> None:
         if self._record_file is not None:
-            self._record_file.update(state=state, restarts=self.num_restarts)
+            self._record_file.update(state=state, progress=progress, restarts=self.num_restarts)
 
     def restore_record(self) -> None:
         """Write the record again if it is gone, as after a cleanup of /tmp or the end of the user's last session."""
@@ -357,7 +357,9 @@ class Attempt:
             if now >= self._progress_at:
                 self._progress_at = now + _PROGRESS_EVERY_S
                 limit = f" of {_clock(within_s)}" if within_s else ""
-                self._supervision.say(f"loading for {_clock(elapsed_s)}{limit}: {self._world.progress()}")
+                progress = f"for {_clock(elapsed_s)}{limit}: {self._world.progress()}"
+                self._supervision.say(f"loading {progress}")
+                self._supervision.record_state("loading", progress)
             return None
         if self._stubs is not None and self._gone_stub is None and (stub := self._stubs.gone()):
             self._gone_stub = now, stub

@@ -40,6 +40,8 @@ class LaunchRecord:
     repository: str | None
     restarts: int
     exit_timeout_s: float
+    progress: str = ""
+    """How far a load is, in words; empty in other states, and in the first seconds."""
 
     def supervisor(self) -> Process | None:
         """Return the supervisor's process; None when it has ended or can't be seen from here."""
@@ -75,10 +77,11 @@ class LaunchRecordFile:
         self._path = record_folder() / f"{record.id}.json"
         self._write()
 
-    def update(self, *, state: str, restarts: int) -> None:
-        if (state, restarts) == (self._record.state, self._record.restarts):
+    def update(self, **facts: Any) -> None:
+        record = replace(self._record, **facts)
+        if record == self._record:
             return
-        self._record = replace(self._record, state=state, restarts=restarts)
+        self._record = record
         with contextlib.suppress(OSError):  # a full disk must not end a server
             self._write()
 
@@ -132,7 +135,7 @@ def _parse(facts: dict[str, Any]) -> LaunchRecord:
     """
     record = LaunchRecord(**facts)
     kinds: dict[str, type | tuple[type, ...]] = {
-        **dict.fromkeys(("id", "namespace", "state"), str),
+        **dict.fromkeys(("id", "namespace", "state", "progress"), str),
         **dict.fromkeys(("pid", "started", "restarts"), int),
         "ports": dict,
         "exit_timeout_s": (int, float),
@@ -197,6 +200,7 @@ class Launch:
             "id": self.id,
             "pid": self.supervisor.pid if self.supervisor else None,
             "state": self.state,
+            "progress": record.progress if record else "",
             "ports": dict(record.ports) if record else {},
             "repository": record.repository if record else None,
             "restarts": record.restarts if record else 0,
@@ -235,7 +239,7 @@ def show(*, as_json: bool, say: Callable[[str], None]) -> int:
         columns = [launch.id, launch.state, who]
         if (record := launch.record) is not None:
             ports = " ".join(f"{name} {port}" for name, port in record.ports.items())
-            columns += [ports, f"{record.restarts} restarts", record.repository or ""]
+            columns += [record.progress, ports, f"{record.restarts} restarts", record.repository or ""]
         say("  ".join(filter(None, columns)))
     if not launches:
         say("nothing runs")
