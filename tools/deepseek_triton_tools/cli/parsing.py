@@ -33,10 +33,11 @@ class VerbParser(argparse.ArgumentParser):
     """The options that --help shows beside those that are required; "" for all."""
     example = "deepseek-triton demo"
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, has_help: bool = True, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=HelpFormatter, allow_abbrev=False, add_help=False)
         text = "show the usual options, or with --help-all every option"
-        self.add_argument("-h", "--help", "--help-all", action=_Help, nargs=0, default=argparse.SUPPRESS, help=text)
+        if has_help:
+            self.add_argument("-h", "--help", "--help-all", action=_Help, nargs=0, default=argparse.SUPPRESS, help=text)
 
     def runs(self, handler: Handler, *examples: str, notes: str = "", common: str = "") -> None:
         """Set what runs the verb, the end of its help, and the options that most people need."""

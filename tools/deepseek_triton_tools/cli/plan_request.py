@@ -292,7 +292,7 @@ def recorded_args(options: str) -> argparse.Namespace:
 
     :raises OptionError: when they are not such options.
     """
-    parser = _RecordedParser(prog="plan", allow_abbrev=False, add_help=False)
+    parser = _RecordedParser(prog="plan", has_help=False)
     add_plan_options(parser)
     for option in ("--format", "--dynamo"):  # a stamp has them; the plan is the same
         parser.add_argument(option)
