@@ -6,10 +6,10 @@ of the header.
 """
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, BinaryIO, NamedTuple
 
 MAX_HEADER_BYTES = 100_000_000
@@ -95,20 +95,17 @@ def read_header(file: BinaryIO) -> Header:
             f"truncated: it ends at {at}, within its header, which by byte 0 ends at {_PREFIX + length:,}"
         )
     found = max(os.fstat(file.fileno()).st_size, _PREFIX + length)  # the file had at least these bytes a moment ago
-    entries = _parse(content)
-    spans = sorted((*_span(name, entry), name) for name, entry in entries.items() if name != _METADATA)
-    end = 0
-    for begin, next_end, name in spans:
-        if begin != end:
-            what = "overlaps the tensor before it" if begin < end else f"leaves {begin - end:,} bytes before it unused"
-            raise HeaderError(f"the header at byte {_PREFIX} says that {name[:60]!r} {what}")
-        end = next_end
     start = _PREFIX + length
-    tensors = {
-        name: HeaderEntry(start + begin, start + end, entries[name]["dtype"], tuple(entries[name]["shape"]))
-        for begin, end, name in spans
-    }
-    return Header(tensors, start + end, found)
+    entries = ((name, _entry(name, entry, start)) for name, entry in _parse(content).items() if name != _METADATA)
+    tensors = dict(sorted(entries, key=itemgetter(1)))
+    end = start
+    for name, entry in tensors.items():
+        if entry.begin != end:
+            unused = f"leaves {entry.begin - end:,} bytes before it unused"
+            what = "overlaps the tensor before it" if entry.begin < end else unused
+            raise HeaderError(f"the header at byte {_PREFIX} says that {name[:60]!r} {what}")
+        end = entry.end
+    return Header(tensors, end, found)
 
 
 def _parse(content: bytes) -> dict[str, Any]:
@@ -126,34 +123,40 @@ def _parse(content: bytes) -> dict[str, Any]:
     return header
 
 
-def _span(name: str, entry: Any) -> tuple[int, int]:
-    """Return where a tensor begins and ends.
+def _entry(name: str, entry: Any, start: int) -> HeaderEntry:
+    """Return a tensor, where `start` is the byte after the header. It loops instead of asking `all`, because a
+    checkpoint has 92,000 tensors.
 
     :raises HeaderError: when the tensor's shape and type need another number of bytes.
     """
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
+    if not isinstance(offsets, list) or len(offsets) != 2 or type(offsets[0]) is not int or type(offsets[1]) is not int:
         raise HeaderError(f"the header at byte {_PREFIX} has no data_offsets for {name[:60]!r}")
     begin, end = offsets
     if not 0 <= begin <= end < _LARGEST_OFFSET:
         at = f"[{_number(begin)}, {_number(end)}]"
         raise HeaderError(f"the header at byte {_PREFIX} has data_offsets {at} for {name[:60]!r}")
-    size = _size(entry.get("dtype"), entry.get("shape"))
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    size = _size(dtype, shape)
     if size is None:
         raise HeaderError(f"the header at byte {_PREFIX} has no dtype or no shape for {name[:60]!r}")
     if size not in (_NOT_KNOWN, end - begin):
         raise HeaderError(
             f"the header at byte {_PREFIX} gives {name[:60]!r} {end - begin:,} bytes, but a shape of {_number(size)}"
         )
-    return begin, end
+    return HeaderEntry(start + begin, start + end, dtype, tuple(shape))
 
 
 def _size(dtype: Any, shape: Any) -> int | None:
     """Return the bytes of a tensor: _NOT_KNOWN for an unlisted data type, None when type or shape are not valid."""
-    is_shape = isinstance(shape, list) and all(type(n) is int and 0 <= n < _LARGEST_OFFSET for n in shape)
-    if not isinstance(dtype, str) or not is_shape or len(shape) > _MOST_DIMENSIONS:
+    if not isinstance(dtype, str) or not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
         return None
-    return _NOT_KNOWN if dtype not in _BITS else -(-math.prod(shape) * _BITS[dtype] // 8)
+    bits = _BITS.get(dtype, 0)
+    for n in shape:
+        if type(n) is not int or not 0 <= n < _LARGEST_OFFSET:
+            return None
+        bits *= n
+    return -(-bits // 8) if dtype in _BITS else _NOT_KNOWN
 
 
 def _number(value: int) -> str:

@@ -4,6 +4,7 @@ precision in which they store the experts."""
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ class _FolderCheck:
         if missing:
             message = f"{len(missing)} of {len(shards)} shards are missing: {first_names(missing)}"
             yield codes.MISSING_SHARD.finding(message, "download them again", file=index_file)
-        everywhere = frozenset(tensor for tensors in shards.values() for tensor in tensors)
+        everywhere = frozenset().union(*shards.values())
         for name in sorted(shards.keys() - outside - missing):
             header, findings = self.check_file(name)
             yield from findings
@@ -255,10 +256,10 @@ def _shards(index: Mapping[str, Any]) -> dict[str, set[str]] | None:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         return None
-    shards: dict[str, set[str]] = {}
+    shards: dict[str, set[str]] = defaultdict(set)
     while weight_map:  # emptied on the way, because a small container has no memory for both
         tensor, shard = weight_map.popitem()
-        shards.setdefault(shard, set()).add(tensor)
+        shards[shard].add(tensor)
     return shards
 
 
