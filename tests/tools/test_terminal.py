@@ -10,7 +10,7 @@ from deepseek_triton_tools.cli.main import VERBS, main
 from deepseek_triton_tools.cli.parsing import VerbParser
 from deepseek_triton_tools.terminal import output_streams
 from deepseek_triton_tools.terminal.status_line import StatusLine
-from deepseek_triton_tools.terminal.tables import Table, show
+from deepseek_triton_tools.terminal.tables import AnswerPrinter, Table, show
 from support.terminal_session import Terminal
 
 R1 = ["plan", "deepseek-r1", "--gpu", "h200", "--gpus"]
@@ -115,3 +115,18 @@ def test_a_grid_wider_than_the_terminal_keeps_every_digit(columns, monkeypatch):
         show(Table(title="", headings=("load", "TTFT", "TPOT", "ITL", "failed"), rows=[row], is_grid=True))
     assert all(cell in stdout.getvalue() for cell in (*row, "failed"))
     assert stdout.getvalue().count("1,151.3 ± 120.5") == 4
+
+
+def test_an_answer_breaks_between_words_at_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "12")
+    monkeypatch.setenv("TERM", "xterm")
+    out = FakeTerminal()
+    with redirect_stdout(out):
+        printer = AnswerPrinter()
+        for piece in ("one two th", "ree four 中文字符中文\n", "averylongaddress goes\ton e\u0301e\u0301e\u0301e"):
+            printer.show(piece)
+    shown = out.getvalue()
+    while back := re.search(r"\x1b\[(\d+)D\x1b\[K", shown):  # left and clear: a word was taken back
+        shown = shown[: back.start() - int(back[1])] + shown[back.end() :]
+    lines = ["one two ", "three four ", "中文字符中", "文", "averylongaddress", "goes\ton ", "e\u0301e\u0301e\u0301e"]
+    assert shown.split("\n") == lines

@@ -19,7 +19,15 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from deepseek_triton_client import Client, DeepseekTritonError, InvalidRequest, ServerUnavailable, Timeouts, Tls
+from deepseek_triton_client import (
+    Client,
+    DeepseekTritonError,
+    InvalidRequest,
+    ModelNotFound,
+    ServerUnavailable,
+    Timeouts,
+    Tls,
+)
 from deepseek_triton_tools.bench import targets
 from deepseek_triton_tools.bench.result import MetricSummary, RequestRecord
 from deepseek_triton_tools.tool_errors import ToolError
@@ -93,11 +101,9 @@ def model_facts(target: targets.TargetSettings) -> Mapping[str, Any]:
     try:
         with Client(target.urls[0], **targets.client_arguments(target)) as client:
             facts = client.model_info()
+    except ModelNotFound:
+        raise
     except InvalidRequest:
-        if target.endpoint == "triton-http" and url.startswith("http"):
-            with suppress(OSError, ValueError):  # Triton has no such page
-                _document(f"{url}/v1/models", target)
-                raise ToolError(f"{url} is an OpenAI endpoint: expected {url}/v1", exit_code=2) from None
         return {}  # another model of Triton's, which describes nothing
     return {name: value for name, value in facts.items() if name not in _LONG_FACTS}
 

@@ -6,8 +6,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+from unicodedata import category, east_asian_width
 
-from deepseek_triton_tools.terminal.output_streams import NO_LIMIT, has_style, printable, terminal_columns, wrapped
+from deepseek_triton_tools.terminal.output_streams import (
+    NO_LIMIT,
+    can_redraw,
+    has_style,
+    printable,
+    terminal_columns,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,35 +100,58 @@ def visible(text: str) -> str:
 
 
 class AnswerPrinter:
-    """Writes an answer to stdout while it comes, the reasoning dimmed. A pipe or a file gets the text unchanged."""
+    """Writes an answer to stdout while it comes, the reasoning dimmed; a terminal's lines end between words. A pipe or
+    a file gets the text unchanged."""
 
     def __init__(self, *, with_reasoning: bool = True) -> None:
         self._with_reasoning = with_reasoning
         self._is_reasoning = False
+        self._column = 0
+        self._word, self._word_column = "", 0
+        """What is shown of the last word, and the column of its begin."""
 
     def show(self, text: str, reasoning: str = "") -> None:
         if reasoning:
             self._is_reasoning = True
             if self._with_reasoning:
-                self._write(styled(self._safe(reasoning), "2"))
+                self._write(reasoning, style="2")
         if self._is_reasoning:
             text = text.lstrip("\n")  # one empty line separates reasoning and answer, however many the model writes
             if text:
                 self._is_reasoning = False
                 self._write("\n\n" if self._with_reasoning else "")
         if text:
-            self._write(self._safe(text))
+            self._write(text)
 
     def end(self) -> None:
         """End the line, so that what follows (an error, another answer) begins a line of its own."""
         self._is_reasoning = False
         self._write("\n")
 
-    def _safe(self, text: str) -> str:
-        return visible(text) if sys.stdout.isatty() else text
+    def _write(self, text: str, style: str = "") -> None:
+        text = visible(text) if sys.stdout.isatty() else text
+        text = self._fitted(text) if can_redraw(sys.stdout) else text
+        print(styled(text, style) if style else text, end="", flush=True)
 
-    def _write(self, text: str) -> None:
-        print(text, end="", flush=True)
+    def _fitted(self, text: str) -> str:
+        """Return `text` with line ends between words. A word that grows too long is taken back, and begins a line."""
+        room, fitted = terminal_columns(sys.stdout) - 1, []
+        for char in text:
+            size = 2 if east_asian_width(char) in "WF" else 0 if category(char) in ("Mn", "Me", "Cf") else 1
+            size = 8 - self._column % 8 if char == "\t" else size
+            is_full = self._column + size > room
+            if char == "\n" or (is_full and char.isspace()):
+                char, size, self._column = "\n", 0, 0
+            elif is_full and self._word_column:
+                back = self._column - self._word_column
+                fitted.append((f"\x1b[{back}D\x1b[K" if back else "") + f"\n{self._word}")
+                self._column, self._word_column = back, 0
+            self._column += size
+            fitted.append(char)
+            self._word += char
+            if char.isspace() or size > 1:
+                self._word, self._word_column = "", self._column
+        return "".join(fitted)
 
 
 def console() -> "Console":
