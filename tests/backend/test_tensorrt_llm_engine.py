@@ -15,14 +15,8 @@ from hypothesis import strategies as st
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines.loop_engine import MAX_SHORT_PROMPT
-from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
+from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine, translation
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
-from deepseek_backend.engines.tensorrt_llm.translation import (
-    INCOMPLETE,
-    complete_text,
-    generation_seconds,
-    sampling_params,
-)
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
 from deepseek_triton_build.catalog import RELEASES
@@ -68,9 +62,9 @@ def test_increments_of_a_growing_text_join_to_it(text, cuts):
     sent = ""
     for cut in sorted(cuts):
         so_far = data[:cut].decode(errors="replace")
-        sent += complete_text(so_far, len(sent), final=False)
-        assert not sent.endswith(INCOMPLETE)
-    assert sent + complete_text(text, len(sent), final=True) == text
+        sent += translation.complete_text(so_far, len(sent), final=False)
+        assert not sent.endswith(translation.INCOMPLETE)
+    assert sent + translation.complete_text(text, len(sent), final=True) == text
 
 
 def test_a_prompt_that_can_not_be_chunked_has_less_room(make_engine):
@@ -109,7 +103,7 @@ def test_a_temperature_alone_samples(make_engine, release, llm_args):
 
 def params_of(**sampling):
     request = make_request("r", "p", max_tokens=5, **sampling)
-    return [sampling_params(request, seeded=seeded) for seeded in (True, True, False)]
+    return [translation.sampling_params(request, seeded=seeded) for seeded in (True, True, False)]
 
 
 def test_greedy_requests_carry_no_sampling_fields_and_seeded_samplers_get_seeds():
@@ -182,8 +176,10 @@ def test_mtp_gives_several_tokens_an_iteration(make_engine, monkeypatch):
 def test_the_time_between_tokens_is_known_or_said_to_be_unknown():
     for first_s, last_s, expected in (5, 7.5, 2.5), (5, 5, 0), (5, 0, 0), (0, 7.5, math.nan):
         timing = SimpleNamespace(first_token_time=timedelta(seconds=first_s), last_token_time=timedelta(seconds=last_s))
-        assert generation_seconds(SimpleNamespace(timing_metrics=timing)) == pytest.approx(expected, nan_ok=True)
-    assert math.isnan(generation_seconds(None))
+        assert translation.generation_seconds(SimpleNamespace(timing_metrics=timing)) == pytest.approx(
+            expected, nan_ok=True
+        )
+    assert math.isnan(translation.generation_seconds(None))
 
 
 @pytest.mark.slow

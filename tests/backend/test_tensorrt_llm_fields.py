@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.tensorrt_llm.translation import (
-    MAX_LIKELIEST,
-    IterationStats,
-    perf_metrics,
-    token_logprobs,
-)
+from deepseek_backend.engines.tensorrt_llm import translation
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from deepseek_triton_build.catalog import RELEASES
 from deepseek_triton_build.data.spelling import spell
@@ -132,10 +127,10 @@ def test_the_likeliest_tokens_follow_the_sampled_one_and_do_not_repeat_it(make_e
 
 def test_a_logprob_that_might_be_missing_is_not_promised(make_engine):
     harness = make_engine("1.2.1")
-    for sampling in ({"temperature": 1.0}, {"top_p": 0.9}, {"top_k": MAX_LIKELIEST + 1}):
+    for sampling in ({"temperature": 1.0}, {"top_p": 0.9}, {"top_k": translation.MAX_LIKELIEST + 1}):
         error = refusal(harness, logprobs=0, **sampling)
         assert error.code is ErrorCode.UNSUPPORTED
-        assert f"top_k of at most {MAX_LIKELIEST}" in str(error)
+        assert f"top_k of at most {translation.MAX_LIKELIEST}" in str(error)
 
 
 @pytest.mark.slow
@@ -203,9 +198,9 @@ def test_every_entry_begins_with_its_token_and_goes_on_in_order(token, ranked, m
     sampling = SamplingParams(logprobs=most)
     if token not in likeliest:
         with pytest.raises(EngineError):
-            token_logprobs([token], [likeliest], sampling, str)
+            translation.token_logprobs([token], [likeliest], sampling, str)
         return
-    ((own, *others),) = token_logprobs([token], [likeliest], sampling, str)
+    ((own, *others),) = translation.token_logprobs([token], [likeliest], sampling, str)
     assert own.token_id == token
     assert [entry.token_id for entry in others] == [t for t in ranked[: min(most, asked)] if t != token]
 
@@ -249,7 +244,7 @@ def test_performance_metrics_and_statistics_where_there_are_some(make_engine):
     harness.run(max_tokens=5)
     assert harness.engine.stats().kv_blocks_total == 0
     for row in ({}, "{}", {"kvCacheStats": None, "specDecodingStats": None}):
-        stats = IterationStats()
+        stats = translation.IterationStats()
         stats.add(row)
         assert (stats.kv_blocks_total, stats.num_draft_tokens, stats.num_queued) == (0, 0, 0)
     assert list(harness.engine.load_seconds) == ["import", "load"]
@@ -266,7 +261,7 @@ def test_every_metric_is_read_from_its_own_field():
         return SimpleNamespace(**dict(zip(names, range(first, 100), strict=False)))
 
     times = {name: timedelta(microseconds=number) for number, name in enumerate(timing, start=1)}
-    metrics = perf_metrics(
+    metrics = translation.perf_metrics(
         SimpleNamespace(
             timing_metrics=SimpleNamespace(**times),
             kv_cache_metrics=values((*cache, "kv_cache_hit_rate"), 5),
@@ -281,7 +276,7 @@ def test_every_metric_is_read_from_its_own_field():
 def test_requests_go_on_when_the_statistics_fail(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     harness = make_engine(enable_iter_perf_stats=True)
-    monkeypatch.setattr(IterationStats, "add", lambda self, row: 1 / 0)
+    monkeypatch.setattr(translation.IterationStats, "add", lambda self, row: 1 / 0)
     assert harness.run(max_tokens=2)[-1].finish_reason == "length"
     wait_for(lambda: not harness.engine._tasks)
     assert harness.run(max_tokens=2)[-1].finish_reason == "length"

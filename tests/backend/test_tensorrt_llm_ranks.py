@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.config import parse_config
-from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
-from deepseek_backend.engines.tensorrt_llm.loading import (
-    WorkerRankEnded,
-    forget_launcher,
-    instance_environment,
-    world_size,
-)
+from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine, loading
 from deepseek_backend.errors import ConfigError, EngineError
 from deepseek_triton_build.catalog import RELEASES, load_release
 from standin.harness import WAIT_S
@@ -41,16 +35,16 @@ WORLDS = [
 
 
 def test_only_a_world_of_tritonservers_has_ranks():
-    assert [world_size(environ, MPI) for environ, _ in WORLDS] == [size for _, size in WORLDS]
+    assert [loading.world_size(environ, MPI) for environ, _ in WORLDS] == [size for _, size in WORLDS]
 
 
 def test_a_ranks_variables_are_removed_and_settings_kept():
     settings = {"OMPI_MCA_btl_tcp_if_include": "lo", "TLLM_SPAWN_PROXY_PROCESS": "1", "PATH": "/bin"}
     alone = dict(settings)
-    assert forget_launcher(alone, MPI) == []
+    assert loading.forget_launcher(alone, MPI) == []
     assert alone == settings
     under_mpirun = {**settings, "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}
-    forget_launcher(under_mpirun, MPI)
+    loading.forget_launcher(under_mpirun, MPI)
     assert under_mpirun == {"TLLM_SPAWN_PROXY_PROCESS": "1", "PATH": "/bin"}
 
 
@@ -79,7 +73,7 @@ def test_another_rank_works_until_the_leader_ends(tmp_path, monkeypatch):
     def start():
         try:
             engine.start()
-        except WorkerRankEnded as ended:
+        except loading.WorkerRankEnded as ended:
             caught.append(ended)
 
     with standin(tmp_path / "release.yaml"):
@@ -127,12 +121,12 @@ MISFITS = [
 def test_each_instance_has_gpus_of_its_own_and_a_lone_one_has_all(subtests):
     for config, name, gpus in INSTANCES:
         environment = {"CUDA_VISIBLE_DEVICES": gpus, "TRTLLM_VISIBLE_DEVICES": gpus}
-        assert instance_environment(config, name) == environment
+        assert loading.instance_environment(config, name) == environment
     for config in (model_config(None), {}, {"instance_group": []}):
-        assert instance_environment(config, "tensorrt_llm_0_0") == {}
+        assert loading.instance_environment(config, "tensorrt_llm_0_0") == {}
     for config, message in MISFITS:
         with subtests.test(message), pytest.raises(ConfigError, match=message):
-            instance_environment(config, "tensorrt_llm_0_0")
+            loading.instance_environment(config, "tensorrt_llm_0_0")
 
 
 @settings(max_examples=40)
@@ -141,7 +135,7 @@ def test_no_gpu_is_lost_or_shared(sizes):
     gpus = iter(range(sum(sizes)))
     parts = [",".join(str(next(gpus)) for _ in range(size)) for size in sizes]
     config = model_config(";".join(parts), len(sizes))
-    given_out = [instance_environment(config, f"m_0_{i}")["CUDA_VISIBLE_DEVICES"] for i in range(len(sizes))]
+    given_out = [loading.instance_environment(config, f"m_0_{i}")["CUDA_VISIBLE_DEVICES"] for i in range(len(sizes))]
     assert given_out == parts
 
 

@@ -7,23 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.bench.result import (
-    BenchPoint,
-    BenchResult,
-    BenchRun,
-    Distribution,
-    Figures,
-    RequestRecord,
-    Slo,
-    TimelineBin,
-)
+from deepseek_triton_tools.bench import result
 from deepseek_triton_tools.bench.workload import LoadPoint
 
 INPUT_TOKENS = OUTPUT_TOKENS = 1000
 
 
-def distribution(median: float, count: int = 100) -> Distribution:
-    return Distribution(
+def distribution(median: float, count: int = 100) -> result.Distribution:
+    return result.Distribution(
         mean=median * 1.05,
         std=median * 0.2,
         min=median * 0.7,
@@ -36,14 +27,14 @@ def distribution(median: float, count: int = 100) -> Distribution:
     )
 
 
-def made_up_figures(concurrency: int, *, slower: float = 1.0, **others: Any) -> Figures:
+def made_up_figures(concurrency: int, *, slower: float = 1.0, **others: Any) -> result.Figures:
     """Figures of a server whose step takes 8 ms, and longer with the number of its requests."""
     tpot = slower * (8 + 0.09 * concurrency)
     ttft = slower * (90 + 4 * concurrency)
     e2el = ttft + (OUTPUT_TOKENS - 1) * tpot
     completed = 10 * concurrency
     rate = concurrency / e2el * 1000
-    return Figures(
+    return result.Figures(
         **{
             "duration_s": completed / rate,
             "completed": completed,
@@ -61,19 +52,19 @@ def made_up_figures(concurrency: int, *, slower: float = 1.0, **others: Any) -> 
             "itl_ms": distribution(tpot, completed * OUTPUT_TOKENS),
             "chunk_gap_ms": distribution(tpot, completed * OUTPUT_TOKENS),
             "e2el_ms": distribution(e2el, completed),
-            "lag_ms": Distribution(),
+            "lag_ms": result.Distribution(),
             **others,
         }
     )
 
 
-def made_up_run(concurrency: int, *, slower: float = 1.0, **others: Any) -> BenchRun:
+def made_up_run(concurrency: int, *, slower: float = 1.0, **others: Any) -> result.BenchRun:
     figures = made_up_figures(concurrency, slower=slower, **others)
     num_bins = 60
     width = figures.duration_s / num_bins
     each = figures.completed / num_bins
     bins = [
-        TimelineBin(
+        result.TimelineBin(
             at_s=n * width,
             inflight=concurrency * min(1, (n + 1) / 3, (num_bins - n) / 6),
             output_tokens=round(figures.output_throughput * width * (1 + 0.05 * math.sin(n)) * min(1, n / 3)),
@@ -83,16 +74,18 @@ def made_up_run(concurrency: int, *, slower: float = 1.0, **others: Any) -> Benc
         )
         for n in range(num_bins)
     ]
-    return BenchRun(figures=figures, timeline=tuple(bins))
+    return result.BenchRun(figures=figures, timeline=tuple(bins))
 
 
-def made_up_point(concurrency: int, runs: Sequence[float] = (1.0,), **others: Any) -> BenchPoint:
+def made_up_point(concurrency: int, runs: Sequence[float] = (1.0,), **others: Any) -> result.BenchPoint:
     """`runs`: how much slower each repeated run is."""
     load = LoadPoint(num_requests=10 * concurrency, concurrency=concurrency)
-    return BenchPoint(load=load, runs=tuple(made_up_run(concurrency, slower=slower, **others) for slower in runs))
+    return result.BenchPoint(
+        load=load, runs=tuple(made_up_run(concurrency, slower=slower, **others) for slower in runs)
+    )
 
 
-def made_up_result(points: Sequence[BenchPoint] | None = None, **others: Any) -> BenchResult:
+def made_up_result(points: Sequence[result.BenchPoint] | None = None, **others: Any) -> result.BenchResult:
     given: dict[str, Any] = {
         "date": "2026-01-02T03:04:05Z",
         "urls": ("http://127.0.0.1:8000",),
@@ -100,15 +93,15 @@ def made_up_result(points: Sequence[BenchPoint] | None = None, **others: Any) ->
         "model": "made-up",
         "gpus": 8,
         "dataset": f"made up: {INPUT_TOKENS} input tokens, {OUTPUT_TOKENS} output tokens",
-        "slo": Slo(),
+        "slo": result.Slo(),
         "points": tuple(points or map(made_up_point, (1, 4, 16, 64, 256))),
         "command": "deepseek-triton bench http://127.0.0.1:8000 --concurrency 1,4,16,64,256",
         "server": {"engine": "simulated", "simulation": {"preset": "made-up", "speed": 2.0}, "eos_token": "<end>"},
     }
-    return BenchResult(**given | others)
+    return result.BenchResult(**given | others)
 
 
-def read_samples(path: Path) -> list[RequestRecord]:
+def read_samples(path: Path) -> list[result.RequestRecord]:
     """The records of requests.jsonl.gz."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [RequestRecord(**json.loads(line)) for line in file]
+        return [result.RequestRecord(**json.loads(line)) for line in file]

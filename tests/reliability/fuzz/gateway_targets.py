@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from starlette.testclient import TestClient
 
+from deepseek_triton_tools.gateway import tool_call_parser
 from deepseek_triton_tools.gateway.chat import AnswerCalls
 from deepseek_triton_tools.gateway.chat_request import read_chat_request
 from deepseek_triton_tools.gateway.completions import read_completion_request
@@ -21,14 +22,6 @@ from deepseek_triton_tools.gateway.openai_answers import chat_logprobs, completi
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 from deepseek_triton_tools.gateway.responses_request import read_responses_request
 from deepseek_triton_tools.gateway.settings import ServersFile, SourceError, parse_source
-from deepseek_triton_tools.gateway.tool_call_parser import (
-    ArgumentsPiece,
-    CallBegins,
-    CallEnds,
-    ParsedPiece,
-    TextPiece,
-    ToolCallParser,
-)
 from deepseek_triton_tools.gateway.triton_call import EventReader, UpstreamError, error_of_status, outputs_of
 from deepseek_triton_tools.gateway.triton_server import ConnectionFailed, TritonConnection
 from deepseek_triton_tools.tool_errors import ToolError
@@ -112,27 +105,27 @@ def tool_calls(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     results = set()
     for pieces in ([text], list(text), [text[at : at + 5] for at in range(0, len(text), 5)]):
-        parser = ToolCallParser()
+        parser = tool_call_parser.ToolCallParser()
         results.add(_put_together([each for piece in pieces for each in parser.feed(piece)] + parser.end()))
     assert len(results) == 1, results
     for options in ({"drop": True}, {"only_first": True}, {}):
         calls = AnswerCalls(**options)
         for piece in [*calls.feed(text), *calls.end()]:
-            if isinstance(piece, CallBegins | ArgumentsPiece):
+            if isinstance(piece, tool_call_parser.CallBegins | tool_call_parser.ArgumentsPiece):
                 json.loads(calls.delta(piece))
 
 
-def _put_together(pieces: Iterable[ParsedPiece]) -> tuple[str, tuple[tuple[str, str, bool], ...]]:
+def _put_together(pieces: Iterable[tool_call_parser.ParsedPiece]) -> tuple[str, tuple[tuple[str, str, bool], ...]]:
     text, calls, arguments = "", [], ""
     for piece in pieces:
-        if isinstance(piece, TextPiece):
+        if isinstance(piece, tool_call_parser.TextPiece):
             text += piece.text
-        elif isinstance(piece, CallBegins):
+        elif isinstance(piece, tool_call_parser.CallBegins):
             calls.append((piece.name, "", True))
             arguments = ""
-        elif isinstance(piece, ArgumentsPiece):
+        elif isinstance(piece, tool_call_parser.ArgumentsPiece):
             arguments += piece.text
-        elif isinstance(piece, CallEnds):
+        elif isinstance(piece, tool_call_parser.CallEnds):
             calls[-1] = (calls[-1][0], arguments, piece.cut)
     return text, tuple(calls)
 
