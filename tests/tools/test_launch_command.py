@@ -12,7 +12,7 @@ import pytest
 
 from deepseek_launcher.server_watch import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
 from deepseek_triton_tools.cli import launch
-from deepseek_triton_tools.cli.main import program_parser
+from deepseek_triton_tools.cli.main import main, program_parser
 from deepseek_triton_tools.cli.parsing import forms_of
 from deepseek_triton_tools.launching.containers import KERNELS_MOUNT
 from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
@@ -278,7 +278,7 @@ def test_a_recipe_runs_with_the_release_and_the_gpu_of_the_plan(tmp_path, kind):
 def test_stop_and_list_are_the_supervisors(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     cases = {
-        "list --json": "list --json",
+        "list": "list",
         "stop 1a2b3c4d --now": "stop 1a2b3c4d --now",
         "stop --now 1a2b3c4d 5e6f7a8b": "stop 1a2b3c4d 5e6f7a8b --now",
         "stop --all": "stop --all",
@@ -288,6 +288,23 @@ def test_stop_and_list_are_the_supervisors(monkeypatch, tmp_path):
     for argv, expected in cases.items():
         python, supervisor, *words = become_by(monkeypatch, "launch", *argv.split())
         assert (python, Path(supervisor).name, words) == (sys.executable, "supervise.py", expected.split())
+
+
+def test_list_asks_the_containers_too(monkeypatch, tmp_path, capsys):
+    (tmp_path / "docker").write_text("""#!/bin/sh
+case "$1 $*" in
+  ps*) printf 'server\\t/r1/supervise.py\\n' ;;
+  *"server python3 /r1/supervise.py list --json") echo '[{"id": "1a2b3c4d", "state": "loading"}]' ;;
+  *) echo '1a2b3c4d  loading' ;;
+esac
+""")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert main(["launch", "list", "--json"]) == 0
+    [row] = [row for row in json.loads(capsys.readouterr().out) if row["container"]]
+    assert row == {"id": "1a2b3c4d", "state": "loading", "container": "server"}
+    assert main(["launch", "list"]) == 0
+    assert "1a2b3c4d  loading  server\n" in capsys.readouterr().out
 
 
 def test_a_checkpoint_inside_the_repository(launchable):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import ipaddress
+import json
 import os
 import re
 import shlex
@@ -213,12 +214,8 @@ def add_options(verb: VerbParser) -> None:
     verb.add_argument("targets", nargs="*", type=words, metavar="ID|DIR", help="from launch list, or a folder")
     option(verb, "--all", "stop everything that launch list shows")
     option(verb, "--now", "don't wait for open requests")
-    verb = add_verb(forms, "list", "list what you have started on this machine with local, mpirun or serve")
-    verb.runs(
-        lambda args: _supervise("list", *(["--json"] if args.json else [])),
-        "deepseek-triton launch list",
-        "deepseek-triton launch list --json",
-    )
+    verb = add_verb(forms, "list", "list what you have started on this machine with local, docker, mpirun or serve")
+    verb.runs(_list, "deepseek-triton launch list", "deepseek-triton launch list --json")
     add_json(verb, "docs/launch.md")
 
 
@@ -450,9 +447,39 @@ def _stop(args: argparse.Namespace) -> NoReturn:
     _supervise("stop", *named, *ids, *options)
 
 
+def _list(args: argparse.Namespace) -> int:
+    """Print what runs here, and what each container's own supervisor knows."""
+    from deepseek_triton_tools.launching.containers import LABEL
+
+    command = ["list", *(["--json"] if args.json else [])]
+    ps = ["docker", "ps", "--filter", f"label={LABEL}", "--format", f'{{{{.Names}}}}\t{{{{.Label "{LABEL}"}}}}']
+    answer = subprocess.run(ps, capture_output=True, encoding="utf-8") if shutil.which("docker") else None
+    if answer is None or not answer.stdout:
+        _supervise(*command)
+    asked = {"": _supervisor(*command)}
+    for name, _, supervisor in (line.partition("\t") for line in answer.stdout.splitlines()):
+        asked[name] = ["docker", "exec", name, "python3", supervisor, *command]
+    # By id: the machine may show the processes of a container as a launch without a supervisor.
+    launches: dict[str, Any] = {}
+    for name, question in asked.items():
+        said = subprocess.run(question, stdout=subprocess.PIPE, encoding="utf-8").stdout
+        if args.json:
+            launches |= {row["id"]: row | {"container": name or None} for row in json.loads(said or "[]")}
+        elif not said.startswith("nothing"):
+            launches |= {line.split()[0]: f"{line}  {name}".rstrip() for line in said.splitlines()}
+    rows = [*launches.values()]
+    with to_reader():
+        print(json.dumps(rows, indent=2) if args.json else "\n".join(rows) or "nothing runs")
+    return 0
+
+
 def _supervise(*command: str) -> NoReturn:
     """Become the supervisor, which knows what runs."""
+    _become(_supervisor(*command))
+
+
+def _supervisor(*command: str) -> list[str]:
     from deepseek_triton_build import version_dir
     from deepseek_triton_tools.repository.launch_facts import SUPERVISOR
 
-    _become([sys.executable, str(version_dir() / SUPERVISOR), *command])
+    return [sys.executable, str(version_dir() / SUPERVISOR), *command]

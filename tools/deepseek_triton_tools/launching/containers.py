@@ -26,6 +26,9 @@ from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 KERNELS_MOUNT = "/var/cache/deepseek-triton"
 """Path inside containers."""
 
+LABEL = "deepseek-triton.supervisor"
+"""Label of the containers: the supervisor's path in them."""
+
 KERNEL_CACHES: Mapping[str, str] = {
     # cpp/tensorrt_llm/deep_gemm/compiler.cuh; ~/.tensorrt_llm without it.
     "TRTLLM_DG_CACHE_DIR": "tensorrt_llm",
@@ -230,6 +233,7 @@ def docker_run(facts: LaunchFacts, options: LaunchOptions) -> dict[str, Any]:
     return {
         "folders": shlex.join(created_folders(facts, options)),
         "name": container_name(facts, options),
+        "supervisor_label": shlex.quote(f"{LABEL}={facts.supervisor}"),
         "restart": options.restart and shlex.quote(options.restart),
         "detach": options.detach,
         "exit_timeout_s": options.exit_timeout,

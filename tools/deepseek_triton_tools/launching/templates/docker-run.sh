@@ -4,6 +4,10 @@ docker run --name @@{name}
 # The name is free again once the container has ended.
 --rm
 #end
+#if has_triton
+# launch list asks the supervisor in the container by this.
+--label @@{supervisor_label}
+#end
 #if restart
 # As requested.
 --restart @@{restart}
