@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
-_NOT_IN_FILE = ("--help", "--config", "--new-key")
+_NOT_IN_FILE = ("--help", "--help-all", "--config", "--new-key")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SET_BY_HTTP = {"connection", "content-length", "content-type", "host", "transfer-encoding"}
 _ORIGIN = re.compile(r"\*|https?://[^/\s?#@]+")
