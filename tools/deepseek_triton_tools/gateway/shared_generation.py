@@ -168,6 +168,7 @@ class _SharedRequest:
         late = self._take_late_refusal if request_type == "generation_only" else self._call.late
         call = structs.replace(self._call, inputs=inputs, affinity=None, sent=[], late=late)
         has_answered = was_refused = False
+        num_held = 0  # tokens that another server would generate again
         try:
             async with aclosing(self._generate(call, "generation")) as answer:
                 async for parts in answer:
@@ -177,8 +178,12 @@ class _SharedRequest:
                         text, reasoning = part.text[num_text:], part.reasoning[num_reasoning:]
                         num_text -= len(part.text) - len(text)
                         num_reasoning -= len(part.reasoning) - len(reasoning)
-                        if text or reasoning or part.finish_reason or part.num_output_tokens:
-                            new.append(structs.replace(part, text=text, reasoning=reasoning))
+                        num_held += part.num_output_tokens
+                        if text or reasoning or part.finish_reason:
+                            new.append(
+                                structs.replace(part, text=text, reasoning=reasoning, num_output_tokens=num_held)
+                            )
+                            num_held = 0
                         self._has_more |= bool(text or reasoning or part.finish_reason)
                     if new:
                         yield new
