@@ -301,7 +301,7 @@ class World:
             counted = len(self._ranks) > 1 and self._has_events
             started = f"{num_started} of {len(self._ranks)} ranks, " if counted else ""
             read = sum(rank.alive.get("read_bytes") or 0 for rank in self._ranks)
-            volume = f", {read / 1e9:.1f} GB read" if read > 1e8 else ""
+            volume = f", {read / 2**30:.1f} GiB read" if read > 1e8 else ""
             return f"{started}{_progress_of_slowest(self._ranks)}{volume}"
 
 
