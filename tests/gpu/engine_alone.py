@@ -2,8 +2,9 @@
 
 `python engine_alone.py ARGUMENTS.json` loads the engine with these arguments of AsyncEngineArgs and says so in a line
 of JSON. Then each line on its standard input is a load, {"turns": [[prompt, ...], ...], "num_tokens": N, "text": bool}:
-the prompts that each client asks for, one after the other. The answer is a line with the times of all requests. vLLM's
-own output goes to standard error. `EngineAlone` is the other end.
+the prompts that each client asks for, one after the other. The answer is a line with the times of all requests. With
+data parallelism the clients share the ranks evenly. vLLM's own output goes to standard error. `EngineAlone` is the
+other end.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ class EngineAlone:
     def __init__(self, arguments: dict[str, Any], folder: Path) -> None:
         path = folder / "engine_alone.json"
         path.write_text(json.dumps(arguments))
+        self.num_ranks: int = arguments.get("data_parallel_size", 1)
         self._log = (folder / "engine_alone.log").open("wb")
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(path)],
@@ -65,10 +67,19 @@ class EngineAlone:
             "num_tokens": load.output_tokens,
             "text": text,
         }
+        return [StreamTimes(began, tuple(arrivals), tokens) for began, arrivals, tokens in self._ask(job)]
+
+    def part_ranks(self) -> None:
+        """Ask rank r for r sampled answers. All ranks begin with one seed, and greedy requests take no random numbers:
+        until then, simulated routing draws the same experts on all ranks, fewer than by real tokens."""
+        turns = [[[300] * 8] * rank for rank in range(self.num_ranks)]
+        self._ask({"turns": turns, "num_tokens": 2, "text": False, "temperature": 1.0})
+
+    def _ask(self, job: dict[str, Any]) -> list[Any]:
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        samples = self._hear()["samples"]
-        return [StreamTimes(began, tuple(arrivals), tokens) for began, arrivals, tokens in samples]
+        samples: list[Any] = self._hear()["samples"]
+        return samples
 
     def _hear(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
@@ -114,17 +125,20 @@ async def _client(engine: Any, number: int, prompts: Sequence[Any], job: dict[st
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = SamplingParams(
-        temperature=0.0,
+        temperature=job.get("temperature", 0.0),
         max_tokens=job["num_tokens"],
         ignore_eos=True,
         detokenize=job["text"],
         output_kind=RequestOutputKind.DELTA,
     )
+    num_ranks = engine.vllm_config.parallel_config.data_parallel_size
+    rank = number % num_ranks if num_ranks > 1 else None
     samples = []
     for turn, prompt in enumerate(prompts):
         given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
         began, arrivals, num_tokens = time.monotonic_ns(), [], 0
-        async for output in engine.generate(given, sampling, request_id=f"{number}-{turn}-{began}"):
+        name = f"{number}-{turn}-{began}"
+        async for output in engine.generate(given, sampling, request_id=name, data_parallel_rank=rank):
             arrivals.append(time.monotonic_ns())
             num_tokens += len(output.outputs[0].token_ids)
         samples.append((began, arrivals, num_tokens))

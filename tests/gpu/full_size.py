@@ -200,6 +200,10 @@ class Run:
             try:
                 print(f"phase {number}: the engine alone loaded in {engine.wait_until_ready()} s", flush=True)
                 self.report_memory(number, folder / "engine_alone.log", kv_blocks=engine.kv_blocks)
+                if engine.num_ranks > 1:
+                    if number == 1:
+                        self.measure("engine-in-step", number, lambda asked: alone(engine, asked))
+                    engine.part_ranks()
                 self.measure("engine", number, lambda asked: alone(engine, asked))
             finally:
                 engine.stop()
@@ -234,6 +238,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as build's")
     parser.add_argument("--rounds", type=int, default=1, help="of each phase (default: %(default)s)")
+    parser.add_argument("--phases", nargs="+", choices=["alone", "triton"], default=["alone", "triton", "alone"])
     parser.add_argument("--seconds", type=float, default=1300, help="of the whole run (default: %(default)s)")
     return parser.parse_args(argv)
 
@@ -292,7 +297,7 @@ def main() -> int:
             end_s=end_s,
             runs=runs,
         )
-        for phase, system in enumerate(("alone", "triton", "alone"), start=1):
+        for phase, system in enumerate(arguments.phases, start=1):
             wait_for(lambda: idle is None or (gpu_memory_mib() or 0) <= idle + FREE_MIB, GONE_WITHIN_S)
             if time.monotonic() + longest > end_s:
                 print(f"no time is left for phase {phase}, {system}", flush=True)
