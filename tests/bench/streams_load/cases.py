@@ -100,6 +100,7 @@ def _through_trtllm(case: Case) -> Case:
     return replace(case, name=f"{case.name}-trtllm", systems=_TRTLLM, targets=_BESIDE_PEER)
 
 
+_FLAT_20 = Case(name="flat-20", num_streams=256, num_tokens=20, systems=_MINIMAL)
 _FLAT_200 = Case(name="flat-200", num_streams=256, num_tokens=200, systems=_MINIMAL, targets=_BESIDE_MINIMAL)
 _FLAT_2000 = Case(name="flat-2000", num_streams=256, num_tokens=2000, systems=(OURS, ENGINE), targets=_LONG)
 _PACED_1024 = Case(
@@ -119,7 +120,8 @@ _ONE = Case(name="one", num_streams=1, num_tokens=500, rate=100, systems=(OURS, 
 _ALL = (
     *(_FLAT_200, _over_http(_FLAT_200), _through_trtllm(_FLAT_200), _at_once(_FLAT_200)),
     *(_FLAT_2000, _over_http(_FLAT_2000), _through_trtllm(_FLAT_2000), _at_once(_FLAT_2000)),
-    replace(_at_once(_FLAT_200), name="flat-200-trtllm-at-once-4000", num_streams=4000),
+    *(_at_once(case) for case in (_FLAT_20, replace(_FLAT_20, name="flat-20-4000", num_streams=4000))),
+    _at_once(replace(_FLAT_200, name="flat-200-4000", num_streams=4000)),
     *(_PACED_1024, _over_http(_PACED_1024), _PACED_7168),
     *(_ONE, _over_http(_ONE)),
 )
