@@ -192,8 +192,8 @@ NUM_THREADS = 4
 Measured on two cores. Gap between two responses of a stream, 256 streams, vLLM at 6 ms an iteration: 100 ms at the
 median and 500 ms at the 99th percentile with two threads, 62 and 200 ms with four, 50 and 125 ms with eight, at about
 the same tokens a second. On an engine that is always ahead (case flat-200 of tests/bench/streams.py) two and four send
-110,000 tokens a second, eight only 75,000. On 16 cores beside an H200 Python's lock is the limit, 256 streams: two send
-4,150 responses a second with a gap of 207 ms at the 99th percentile, four 3,630 with 173 ms, eight 2,810 with 338 ms.
+110,000 tokens a second, eight only 75,000. On 16 cores beside an H200, 256 streams: one sends 2,700 responses a second
+with a gap of 276 ms at the 99th percentile, two 4,130 with 176 ms, three 3,720 with 168 ms, four 3,560 with 132 ms.
 """
 # An engine that is ahead sleeps this long: about 60 microseconds in truth, the kernel's least. A sleep of 0 would be
 # over before another thread is awake.
