@@ -131,7 +131,7 @@ def test_a_request_that_goes_on_after_a_fault_can_count_the_next(slow):
 def test_a_failure_that_can_not_be_judged_ends_its_request_only(slow, monkeypatch, found_by):
     request, *others = running(slow, 3)
     entry = slow.engine._open[request.request_id]
-    monkeypatch.setattr(engine_module, "cause_of_death", lambda llm: 1 / 0)
+    monkeypatch.setattr(engine_module.translation, "cause_of_death", lambda llm: 1 / 0)
     if found_by == "flush":
         monkeypatch.setattr(entry.increments, "take", lambda **_: 1 / 0)
     else:

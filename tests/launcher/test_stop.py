@@ -69,12 +69,12 @@ def test_a_broken_record_is_skipped(tmp_path):
         {"id": 5}, {"pid": "self"}, {"started": None}, {"ports": [1]}, {"repository": 5}, {"restarts": "x"},
         {"exit_timeout_s": "x"}, {"exit_timeout_s": float("inf")}, {"state": 7}, {"unknown": 1},
     ]  # fmt: skip
-    texts = [json.dumps({**sound, "id": f"{number:08x}", **facts}) for number, facts in enumerate(broken)]
+    texts = [json.dumps({**sound, "id": f"bad{number:05}", **facts}) for number, facts in enumerate(broken)]
     for number, text in enumerate([*texts, "{", "", "[]", "null", "[" * 100_000]):
-        path.with_name(f"{number:08x}.json").write_text(text)
+        path.with_name(f"bad{number:05}.json").write_text(text)
     shown = {one["id"] for one in json.loads(ask(tmp_path, "list", "--json").stdout)}
     assert launch in shown
-    assert not shown & {5, *(f"{number:08x}" for number in range(len(broken)))}
+    assert not shown & {5, *(f"bad{number:05}" for number in range(len(broken)))}
 
 
 def test_a_launch_without_a_record_runs_all_the_same(supervise, tmp_path):

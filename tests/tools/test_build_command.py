@@ -51,7 +51,7 @@ def test_it_says_what_it_wrote_and_how_to_run_it(tmp_path):
 
 
 def test_every_format(tmp_path):
-    help_text = run_command("build", "--help").stdout
+    help_text = run_command("build", "--help-all").stdout
     for name, format in FORMATS.items():
         assert f"{tmp_path / name}/{format.start}" in built(tmp_path / name, *R1, "--format", name)
         assert (tmp_path / name / format.start).is_file()
