@@ -14,7 +14,7 @@ import tritonclient.grpc.aio as triton_aio
 
 
 def request(prompt: str, **sampling: Any) -> dict[str, Any]:
-    """What both clients take: the prompt as a tensor, plain names as request parameters."""
+    """Both clients take the prompt as a tensor, and plain names as request parameters."""
     text = triton.InferInput("text_input", [1], "BYTES")
     text.set_data_from_numpy(np.array([prompt.encode()], dtype=object))
     return {"model_name": "tensorrt_llm", "inputs": [text], "parameters": {"streaming": True, **sampling}}

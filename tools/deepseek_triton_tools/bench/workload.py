@@ -1,4 +1,4 @@
-"""What is sent, and at which pace: requests and their lengths, datasets, points of load."""
+"""This says what bench sends, and at which pace: requests and their lengths, datasets, points of load."""
 
 import math
 from collections.abc import Mapping

@@ -25,7 +25,7 @@ from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
 from deepseek_triton_tools.gateway.triton_server import CONNECT_S, UNREAD_BYTES, TritonConnection, TritonServer
 
 _STATUSES: dict[type[DeepseekTritonError], int] = {AccessDenied: 403, ModelNotFound: 404, Overloaded: 429}
-"""What HTTP would say. Any other error is 500, which tells nothing more than its text."""
+"""HTTP would answer with these. Any other error is 500, which tells nothing more than its text."""
 _DATATYPES = {str: "BYTES", bool: "BOOL", int: "INT32"}
 """All that the inputs of a Call need."""
 

@@ -231,7 +231,7 @@ class GatewayState:
         ]
         self._running: set[asyncio.Task[object]] = set()
         self.history: deque[dict[str, object]] = deque(maxlen=round(_HISTORY_S / _LOOK_S / _NUM_LOOKS))
-        """What `now` was in the last half hour."""
+        """The values of `now` in the last half hour."""
 
     def runs(self, task: asyncio.Task[object]) -> None:
         """The task answers a request, and needs all of this until it has ended."""
@@ -249,7 +249,7 @@ class GatewayState:
             self.history.append(self.now())
 
     def now(self) -> dict[str, object]:
-        """What the dashboard's tiles show. `sums` grow, so two of them tell a rate."""
+        """Return the numbers of the dashboard's tiles. `sums` grow, so two of them tell a rate."""
         servers = [server for model in self.models for server in model.fleet.servers()]
         return {
             "at": time.time(),

@@ -67,7 +67,7 @@ class HandledRequest:
     client_left: bool = False
     """The client closed the connection before the answer was complete."""
     last_words: list[Part] = field(default_factory=list)
-    """What the model's server still said when it was told that the client had left: the counts to that moment."""
+    """The model's server said this when it was told that the client had left: the counts to that moment."""
     tell: Callable[["HandledRequest"], None] = lambda record: None
     """Brings the counts above up to date while the answer goes on."""
     counted: dict[str, int] = field(default_factory=dict)
@@ -257,8 +257,10 @@ class GatewayMetrics:
         return generate_latest(_PresentMetrics(self._of_all_processes(), known if names else None))
 
     def sums(self) -> dict[str, float]:
-        """What the dashboard shows, over all labels and processes. requests_asked: those to a model; requests_failed:
-        those of them that were answered with an error."""
+        """Return the dashboard's sums, over all labels and processes.
+
+        requests_asked: those to a model; requests_failed: those of them that were answered with an error.
+        """
         sums: dict[str, float] = defaultdict(float)
         for family in self._of_all_processes().collect():
             for name, labels, value, *_ in family.samples:

@@ -108,7 +108,7 @@ class AnswerPrinter:
         self._is_reasoning = False
         self._column = 0
         self._word, self._word_column = "", 0
-        """What is shown of the last word, and the column of its begin."""
+        """The part of the last word that is shown, and the column where the word begins."""
 
     def show(self, text: str, reasoning: str = "") -> None:
         if reasoning:

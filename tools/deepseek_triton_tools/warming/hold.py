@@ -1,4 +1,4 @@
-"""What is done with warmed files: locked in the page cache, watched and read again, or evicted from it."""
+"""Warmed files are locked in the page cache, watched and read again, or evicted from it."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""What is said of a survey, the progress and the result of a warm-up and an eviction: lines for people, and the JSON
+"""Reports tell of a survey, and of the progress and result of a warm-up and an eviction: lines for people, and the JSON
 document "deepseek-triton/warm/1"."""
 
 import math
