@@ -19,6 +19,7 @@ def test_an_address():
     table = {
         "http://a:8000": ("http://a:8000", None),
         "http://a": ("http://a:8000", None),
+        "a:8001": ("http://a:8001", None),
         "grpc://a#metrics=18002": ("grpc://a:8001", 18002),
         "HTTP://A:8000/": ("http://a:8000", None),
         "https://a:443/triton/": ("https://a:443/triton", None),
@@ -29,9 +30,9 @@ def test_an_address():
 
 
 def test_what_is_no_source():
-    wrong = ["", "a:8000", "grpc://a:8001/x", "http://", "http://a:port", "http://a:99999", "http://me:secret@a:8000"]
+    wrong = ["", "a", "a:port", "grpc://a:8001/x", "http://", "http://a:port", "http://a:99999", "http://u:secret@a:80"]
     wrong += ["http://a:8000?x=1", "http://a:8000#8002", "http://a:8000#metrics=", "http://a\n:8000"]
-    for text in (*wrong, "dns+https://a:443", "dns+a:8000"):
+    for text in (*wrong, "dns+https://a:443", "dns+"):
         with pytest.raises(SourceError, match="expected") as caught:
             parse_source(text)
         assert "secret" not in str(caught.value)

@@ -108,11 +108,11 @@ def test_a_wrong_file_is_refused(tmp_path, subtests):
 
 
 WRONG_WORDS = [
-    ([], "expected --server URL or --model NAME=URL"),
-    (["--server", "localhost:8000"], "--server: expected http://HOST:PORT"),
+    ([], "expected a URL or --model NAME=URL"),
+    (["localhost"], "--server: expected HOST:PORT"),
     (["--model", "http://a:8000/x=1"], "--model: expected NAME=URL"),
     (["--model", "r1="], "--model: expected NAME=URL"),
-    (["--model", "r1=http://a:1,"], "--model: expected http://HOST:PORT"),
+    (["--model", "r1=http://a:1,"], "--model: expected HOST:PORT"),
     ([*SERVER, "--keys", "missing"], "--keys missing: No such file or directory"),
     ([*SERVER, "--keys", "empty"], "empty: it is empty"),
     ([*SERVER, "--config", "missing"], "missing: No such file or directory"),
@@ -126,11 +126,12 @@ WRONG_WORDS = [
     ([*SERVER, "--upstream-header", "secret"], "--upstream-header: expected NAME=VALUE or NAME=@FILE"),
     ([*SERVER, "--upstream-header", "a b=secret"], "--upstream-header: expected NAME=VALUE"),
     ([*SERVER, "--upstream-header", "Host=secret"], "Host is the gateway's own to set"),
+    ([*SERVER, "--upstream-header", "a-bin=secret"], "a-bin ends in -bin"),
     ([*SERVER, "--upstream-header", "a=sécret"], "a: expected a value of printable ASCII on one line"),
     ([*SERVER, "--upstream-header", "a=secret\nb"], "a: expected a value of printable ASCII on one line"),
     ([*SERVER, "--upstream-header", "a=@missing"], "--upstream-header a: missing: No such file"),
     ([*SERVER, "--upstream-header", "a=@empty"], "a: expected a value of printable ASCII on one line"),
-    (["--server", "x", "--keys", "empty"], "expected http://HOST:PORT.*; --keys empty: it is empty"),
+    (["--server", "x", "--keys", "empty"], "expected HOST:PORT.*; --keys empty: it is empty"),
 ]
 
 

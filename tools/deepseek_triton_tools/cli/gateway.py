@@ -15,7 +15,6 @@ from deepseek_triton_tools.cli.parsing import (
     option,
     path,
     port,
-    positive,
     require_tools,
     seconds,
     size,
@@ -36,14 +35,15 @@ _SET_BY_HTTP = {"connection", "content-length", "content-type", "host", "transfe
 _ORIGIN = re.compile(r"\*|https?://[^/\s?#@]+")
 _COLLECTOR = re.compile(r"https?://[^/\s?#@]+(/[^\s?#]*)?")
 _local_prefill = whole_number("a number of tokens, 0 or more", least=0)
+_num_workers = whole_number("a number from 1 to 256, about that of the cores", least=1, most=256)
 _port_or_none = whole_number("a number from 1 to 65535, or none", least=1, most=65535)
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.usage = "%(prog)s --server URL [options]"
+    verb.usage = "%(prog)s URL... [options]"
     verb.runs(
         _gateway,
-        "deepseek-triton gateway --server http://localhost:8000",
+        "deepseek-triton gateway http://localhost:8000",
         "deepseek-triton gateway --model deepseek-r1=http://node1:8000,http://node2:8000 --host 0.0.0.0 --keys keys",
         notes="Clients then use http://localhost:9000/v1, and people a chat page at http://localhost:9000/.\n"
         "URL may also be grpc://HOST:PORT, dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list\n"
@@ -52,8 +52,9 @@ def add_options(verb: VerbParser) -> None:
     )
     group = verb.add_argument_group("models")
     several: dict[str, Any] = {"action": "append"}
-    text = "a server; may be repeated. Its model is called what the server says"
-    option(group, "--server URL", text, words, **several)
+    text = "a server: HOST:PORT or a URL. Its model is called what the server says"
+    option(group, "server URL", text, words, nargs="*", action="extend")
+    option(group, "--server URL", "the same; may be repeated", words, **several)
     text = "a model by the name for clients, and its servers; may be repeated"
     option(group, "--model NAME=URL[,URL...]", text, words, **several)
     text = "a server that computes prompts for the others; may be repeated; with --model: NAME=URL[,URL...]"
@@ -65,7 +66,7 @@ def add_options(verb: VerbParser) -> None:
     group = verb.add_argument_group("clients")
     option(group, "--host HOST", "address to listen on (default: 127.0.0.1; all: 0.0.0.0)", words)
     option(group, "--port PORT", "port to listen on (default: 9000)", port)
-    option(group, "--workers N", "processes that share the port (default: 1)", positive)
+    option(group, "--workers N", "processes that share the port (default: 1)", _num_workers)
     text = "file of API keys, read again when it changes (default: anyone may ask)"
     option(group, "--keys FILE", text, path, dest="keys_file")
     text = "print a line for the file of --keys (>> keys), on stderr the new API key that it is for, and end"
@@ -192,7 +193,7 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
             problems.append(f"{file}: {name}: {error}")
             continue
         # The value is read even where the command line wins: a mistake in the file is said at once, not when it counts.
-        if getattr(args, action.dest) is None:
+        if getattr(args, action.dest) in (None, []):
             setattr(args, action.dest, taken)
 
 
@@ -229,7 +230,7 @@ def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ModelSetting
         else:
             problems.append(f"--model: expected NAME=URL, as in deepseek-r1=http://node1:8000, got {text!r:.200}")
     if not (args.server or args.model):
-        problems.append("expected --server URL or --model NAME=URL: which servers have the model?")
+        problems.append("expected a URL or --model NAME=URL: which servers have the model?")
     context = _context_servers(args, named, problems)
     asked = [("--model" if name else "--server", server) for name, servers in named.items() for server in servers]
     asked += [("--context-server", server) for servers in context.values() for server in servers]
@@ -257,7 +258,7 @@ def _context_servers(
         if not name and "" not in named and len(named) == 1:
             (name,) = named
         if name not in named:
-            known = " or ".join(f"{model}=URL" for model in named if model) or "--server URL too"
+            known = " or ".join(f"{model}=URL" for model in named if model) or "a URL too"
             problems.append(f"--context-server: expected {known}, got {text!r:.200}")
             continue
         context.setdefault(name, []).extend(urls.split(","))
@@ -282,6 +283,9 @@ def _upstream_headers(texts: Iterable[str], problems: list[str]) -> tuple[tuple[
             continue
         if name.lower() in _SET_BY_HTTP:
             problems.append(f"--upstream-header: {name} is the gateway's own to set")
+            continue
+        if name.lower().endswith("-bin"):
+            problems.append(f"--upstream-header: {name} ends in -bin, where gRPC takes no text: name it otherwise")
             continue
         if value.startswith("@"):
             try:

@@ -128,23 +128,25 @@ def parse_source(text: str) -> ServerSource:
 
 
 def parse_address(text: str) -> ServerAddress:
-    """A server's URL, alike however it was written. `#metrics=PORT` behind it is the port of its metrics.
+    """A server's URL, alike however it was written; http:// may be left out before a port. `#metrics=PORT` behind it is
+    the port of its metrics.
 
     Raises SourceError.
     """
-    expected = f"expected http://HOST:PORT or grpc://HOST:PORT, perhaps with #metrics=PORT behind it, got {text!r}"
+    expected = f"expected HOST:PORT, http:// or grpc://HOST:PORT, perhaps with #metrics=PORT behind it, got {text!r}"
+    has_scheme = "://" in text
     if "@" in text:
         after = text.rpartition("@")[2]
         raise SourceError(f"expected a URL without a user and a password, which headers are for, got ***@{after}")
     try:
-        parts = urlsplit(text)
-        port = parts.port or _PORTS.get(parts.scheme, 0)
+        parts = urlsplit(text if has_scheme else f"http://{text}")
+        port = parts.port or (has_scheme and _PORTS.get(parts.scheme))
         metrics_port = int(parts.fragment.removeprefix(_METRICS)) if parts.fragment.startswith(_METRICS) else None
     except ValueError as error:
         raise SourceError(expected) from error
     host = parts.hostname
     # urlsplit silently drops line breaks.
-    if parts.scheme not in _PORTS or not host or parts.query or not text.isprintable():
+    if parts.scheme not in _PORTS or not port or not host or parts.query or not text.isprintable():
         raise SourceError(expected)
     is_grpc = parts.scheme.startswith("grpc")
     if (parts.fragment and metrics_port is None) or (is_grpc and parts.path.rstrip("/")):
