@@ -75,8 +75,9 @@ def test_a_conversation_goes_on_with_what_was_said(chat, model_server):
     shown = say(terminal, "why?")
     assert "\x1b[2mhm \\x1b[2J\x1b[0m\r\n\r\nyes \\x9b2J\r\n" in shown
     assert "[3 tokens, " in shown
-    model_server.answer = lambda _: iter([{"text_output": "half", **END, "finish_reason": "length"}])
-    assert "cut off by max_tokens (/params) or a full context]" in say(terminal, "a long story")
+    part = {"text_output": "", "reasoning_output": "half"}
+    model_server.answer = lambda _: iter([{**part, **END, "finish_reason": "length"}])
+    assert "cut off in its reasoning by max_tokens (/params) or a full context]" in say(terminal, "a long story")
     assert "thinking: on\x1b" in say(terminal, "/thinking on")
     say(terminal, "/clear")
     model_server.answer = echo

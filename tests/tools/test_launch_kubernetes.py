@@ -398,7 +398,9 @@ def test_the_manifest_is_the_same_each_time_and_the_config_map_named_by_its_cont
     files = write_documents(text, tmp_path / "out")
     assert load("---\n".join((tmp_path / "out" / file).read_text() for file in files)) == load(text)
     assert files[-1] == f"configmap-{name}.yaml"
-    with pytest.raises(ToolError, match="empty folder"):
+    assert write_documents(text, tmp_path / "out") == files
+    (tmp_path / "out/notes").touch()
+    with pytest.raises(ToolError, match="got notes"):
         write_documents(text, tmp_path / "out")
     with (tmp_path / "one/start.sh").open("a") as script:
         script.write("# changed\n")

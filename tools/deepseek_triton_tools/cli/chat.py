@@ -209,7 +209,8 @@ def _checked(params: SamplingParams) -> SamplingParams:
 
 def _status(completion: Completion) -> str:
     rate = tokens_per_s(completion)
-    endings = {None: "", "stop": "", "length": "cut off by max_tokens (/params) or a full context"}
+    cut = "cut off in its reasoning" if completion.reasoning and not completion.text else "cut off"
+    endings = {None: "", "stop": "", "length": f"{cut} by max_tokens (/params) or a full context"}
     parts = [
         f"{completion.num_output_tokens} tokens" if completion.num_output_tokens is not None else "",
         f"{rate:.1f} tokens/s" if rate is not None else "",

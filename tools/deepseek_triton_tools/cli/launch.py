@@ -41,6 +41,7 @@ from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 if TYPE_CHECKING:
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 
+_DOCKER_S = 10
 _SERVER = """
     --http-port PORT  http port (default: 8000)
     --grpc-port PORT  grpc port (default: 8001)
@@ -453,7 +454,13 @@ def _list(args: argparse.Namespace) -> int:
 
     command = ["list", *(["--json"] if args.json else [])]
     ps = ["docker", "ps", "--filter", f"label={LABEL}", "--format", f'{{{{.Names}}}}\t{{{{.Label "{LABEL}"}}}}']
-    answer = subprocess.run(ps, capture_output=True, encoding="utf-8") if shutil.which("docker") else None
+    answer = None
+    try:
+        answer = subprocess.run(ps, capture_output=True, encoding="utf-8", timeout=_DOCKER_S)
+    except FileNotFoundError:
+        pass
+    except subprocess.TimeoutExpired:
+        complain(f"note: docker does not answer within {_DOCKER_S} s: its containers are left out")
     if answer is None or not answer.stdout:
         _supervise(*command)
     asked = {"": _supervisor(*command)}

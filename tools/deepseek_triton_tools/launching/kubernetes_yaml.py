@@ -32,20 +32,21 @@ def document(name: str, values: Mapping[str, Any]) -> str:
 def write_documents(text: str, folder: Path) -> list[str]:
     """Write each document to a file, which is named by its kind and name; return the names.
 
-    :raises ToolError: when the folder is not empty, or can't be written to.
+    :raises ToolError: when the folder has other files, or can't be written to.
     """
-    names = []
+    names = {}
+    for content in text.replace("THIS_FILE", "THIS_FOLDER", 1).removesuffix("\n").split("\n---\n"):
+        fields = parse_yaml(content)
+        names[f"{fields['kind'].lower()}-{fields['metadata']['name']}.yaml"] = content
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ToolError(f"--output {folder}: expected a new or an empty folder, because all of it is applied")
-        for content in text.replace("THIS_FILE", "THIS_FOLDER", 1).removesuffix("\n").split("\n---\n"):
-            fields = parse_yaml(content)
-            names.append(f"{fields['kind'].lower()}-{fields['metadata']['name']}.yaml")
-            (folder / names[-1]).write_text(f"{content}\n", encoding="utf-8")
+        for other in sorted({path.name for path in folder.iterdir()} - names.keys()):
+            raise ToolError(f"--output {folder}: expected no other file there, got {other}: all of it is applied")
+        for name, content in names.items():
+            (folder / name).write_text(f"{content}\n", encoding="utf-8")
     except OSError as error:
         raise ToolError(f"--output {folder}: can't be written to: {error.strerror}") from error
-    return names
+    return [*names]
 
 
 def mapping(values: Mapping[str, object]) -> str:
