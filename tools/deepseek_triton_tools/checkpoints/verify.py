@@ -187,8 +187,9 @@ def _damage_of(
         return Damage(name, f"can't be read: {error.strerror}", f"make it readable, or {_AGAIN}")
     if has_size and digest.hexdigest() == checksum.digest:
         return None
-    if not has_size and is_pointer(path):
-        problem = f"it is a Git LFS pointer, not the file of {expected_size:,} bytes"
+    if is_pointer(path):
+        size_text = "" if expected_size is None else f" of {expected_size:,} bytes"
+        problem = f"it is a Git LFS pointer, not the file{size_text}"
         return Damage(name, problem, "download it, which replaces the pointer")
     header = _header(path)
     if header and header.found < header.length:
