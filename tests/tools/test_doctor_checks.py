@@ -271,7 +271,7 @@ CASES = [
     ("tritonserver", machine(programs={}), NOTHING, "note", "pip install '.[server]'"),
     ("tritonserver", machine(programs={}), TINY, "error", "pip install '.[server]'"),
     ("tritonserver", machine(programs={}), R1, "error", IMAGE),
-    ("tritonserver", machine(programs={}), replace(R1, by_triton=False), "note", IMAGE),
+    ("tritonserver", machine(programs={}), replace(R1, by_triton=False), "note", "Triton container"),
     ("tritonserver", machine(environ={CONTAINER: "26.03"}), R1, "warning", "container 26.07 | run in"),
     ("tritonserver", machine(environ={CONTAINER: "26.08"}), R1, "warning", f"run in {IMAGE}; 26.07 is the last"),
     ("tritonserver", machine(environ={}), R1, "ok", "/opt/tritonserver/bin/tritonserver"),

@@ -117,9 +117,13 @@ def test_a_folder_for_trtllm_serve_needs_no_tritonserver(tmp_path, monkeypatch, 
     build = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--model", "/models/DeepSeek-R1"]
     assert main([*build, "--format", "trtllm-serve", "--output", str(tmp_path / "r1")]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(verb, "Machine", lambda: FakedMachine(programs={}))
+    monkeypatch.setattr(verb, "Machine", lambda: FakedMachine(programs={}, python=BARE))
     found = by_check(document(capsys, str(tmp_path / "r1"))[1])
     assert (found["tritonserver"]["level"], found["tensorrt-llm"]["level"]) == ("note", "error")
+    assert "nvcr.io/nvidia/tensorrt-llm/release:" in found["tensorrt-llm"]["fix"]
+    assert not [
+        row["fix"] for row in found.values() if "nvidia/tritonserver" in row["fix"] or "start.sh" in row["cause"]
+    ]
 
 
 def test_the_repository_of_the_demo(bare, capsys):

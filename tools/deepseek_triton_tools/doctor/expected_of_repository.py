@@ -31,7 +31,8 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
     :param model: where the checkpoint is, if it is not where model.yaml says.
     """
     checked = next((model for model in report.models if model.engine in _ON_GPUS), report.models[0])
-    stamp = read_stamp((repository / checked.file).parent.parent, "")[0]
+    home = (repository / checked.file).parent if repository.is_dir() else repository.parent
+    stamp = read_stamp(home if checked.backend == "none" else home.parent, "")[0]
     target = gpus().get(checked.gpu or "")
     world = _world_size(repository, checked)
     tag = (stamp.text("image") or "").rpartition(":")[2].partition("-")[0]  # such as 26.07

@@ -109,7 +109,7 @@ def check_mpi(machine: Machine, expected: Expected) -> MachineFinding:
     installed = mpi_version(machine)
     if installed is None:
         fix = "run in the container, which has it; or apt install openmpi-bin libopenmpi-dev"
-        return error_or_note(expected, "no mpirun on PATH", "start.sh starts the engine's ranks with it", fix)
+        return error_or_note(expected, "no mpirun on PATH", "TensorRT-LLM starts its ranks by MPI", fix)
     kind, version = installed
     result, mpi4py = f"{kind} {version}", machine.python.packages.get("mpi4py")
     if mpi4py:

@@ -238,7 +238,9 @@ def _lacking(machine: Machine, *names: str) -> str:
 def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
     binary = server_binary(machine)
     if binary is None:
-        fix = f"run in NVIDIA's Triton container{f': {expected.image}' if expected.image else ''}"
+        fix = (
+            f"run in NVIDIA's Triton container{f': {expected.image}' if expected.image and expected.by_triton else ''}"
+        )
         if not expected.uses_gpus:
             fix = f"{install_extra('server')}; or {fix}"
         cause = "not on PATH, in /opt/tritonserver/bin or in this Python's environment"
@@ -297,7 +299,7 @@ def check_tensorrt_llm(machine: Machine, expected: Expected) -> MachineFinding:
     version = machine.python.packages.get("tensorrt_llm")
     if version is None:
         return error_or_note(expected, "not installed", *_no_tensorrt_llm(machine, expected))
-    if wheel_server(machine):
+    if wheel_server(machine) and expected.by_triton:
         result = f"{version}, without a tritonserver for it"
         cause = "start.sh takes tritonserver from PATH, and the nvidia-pytriton wheel's is not there"
         return error_or_note(
@@ -305,7 +307,9 @@ def check_tensorrt_llm(machine: Machine, expected: Expected) -> MachineFinding:
         )
     if machine.which(ENTRY_POINT) is None:
         fix = f"put its folder on PATH; it was installed beside {machine.python.executable}"
-        return error(f"{version}, without {ENTRY_POINT} on PATH", "start.sh starts the ranks with it", fix)
+        return error(
+            f"{version}, without {ENTRY_POINT} on PATH", "it or trtllm-serve, which is beside it, starts the ranks", fix
+        )
     if expected.release and version_numbers(version) != version_numbers(expected.release):
         fix = f"run in {expected.image or 'a container with it'}, or build again with --trtllm {version}"
         why = "keys and samplers differ, and model.py refuses other releases"

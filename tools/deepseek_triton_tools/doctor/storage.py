@@ -115,7 +115,7 @@ def _missing_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
     assert expected.checkpoint is not None
     if os.path.isabs(expected.checkpoint):
         fix = "mount or copy it there, say with --model where it is, or build again with another --model"
-        return error(f"{expected.checkpoint} is not there", "model.yaml names it", fix)
+        return error(f"{expected.checkpoint} is not there", "the repository names it", fix)
     result = f"{expected.checkpoint} is not in the Hugging Face cache"
     download = f"deepseek-triton checkpoint download {expected.checkpoint.partition('@')[0]}"
     cache, size = hub_cache(machine.environ), _still_to_download(machine, expected)
