@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.supervisors.multiprocess import Multiprocess
 
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 from deepseek_triton_tools.host.processes import allow_open_files
@@ -91,6 +92,16 @@ class GatewayServer(uvicorn.Server):
             super().handle_exit(sig, frame)
 
 
+class GatewayWorkers(Multiprocess):
+    """Takes no connection once the workers are to end: the kernel would accept those that come to this process's own
+    copy of the socket, and nobody would answer them."""
+
+    def terminate_all(self) -> None:
+        for each in self.sockets:
+            each.close()
+        super().terminate_all()
+
+
 def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None:
     options: dict[str, Any] = {
         "factory": True,
@@ -108,10 +119,11 @@ def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None
         "access_log": False,  # the gateway has its own
         "server_header": False,
     }
+    config = uvicorn.Config(factory, **options)
     if settings.workers > 1:
-        uvicorn.run(factory, **options)
+        GatewayWorkers(config, [config.bind_socket()]).run()
         return
-    server = GatewayServer(uvicorn.Config(factory, **options))
+    server = GatewayServer(config)
     with suppress(KeyboardInterrupt):  # uvicorn sends itself the signal again
         server.run()
     if not server.started:
