@@ -11,6 +11,9 @@ ToolError
 
 from collections.abc import Iterable
 
+TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
+TOKEN_ADVICE = f"; --token-file FILE or the variable {TOKEN_VARIABLE} gives a key"
+
 
 class ToolError(Exception):
     """Base of all of them. `exit_code` is what the command line returns."""

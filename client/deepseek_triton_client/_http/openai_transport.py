@@ -21,10 +21,12 @@ _TRITON_MODEL = "tensorrt_llm"
 """The name that nobody gave. OpenAI's models have other names, and then the first one is asked."""
 _NOT_READ = ("logprobs", "tools", "tool_choice")
 """Fields whose results come in other forms than Triton's."""
+_BESIDE = (*GUIDES, "add_special_tokens", "priority")
+"""Fields that vLLM takes beside its sampling parameters."""
 _FIELDS = {
     field.tensor_name: field
     for field in SAMPLING_FIELDS
-    if (field.vllm or field.json or field.name in GUIDES) and field.name not in _NOT_READ
+    if (field.vllm or field.json or field.name in _BESIDE) and field.name not in _NOT_READ
 }
 _OUTPUTS = ("text_output", "sequence_index")
 

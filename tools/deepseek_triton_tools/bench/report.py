@@ -270,8 +270,8 @@ def _sections(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint])
         "The line is the Pareto front; a hollow point is behind it.",
         "Throughput per user is the mean over requests of output tokens / end-to-end latency.",
     ]
-    if share == "server":
-        notes.append("Throughput is per server, because the number of GPUs is not known: give it with --gpus.")
+    if share == "address":
+        notes.append("Throughput is per address, because the number of GPUs is not known: give it with --gpus.")
         if expected:
             notes.append("The expected figures are per GPU, so they are left out.")
     if is_repeated:
@@ -289,7 +289,7 @@ def _sections(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint])
 
 def pareto_picture(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint] = ()) -> ReportPicture:
     """Throughput per user over throughput per GPU. The front of each result is a line, the points behind it are hollow.
-    Expected points are left out where throughput is per server."""
+    Expected points are left out where throughput is per address."""
     share = share_of(results)
     data: list[Json] = []
     fronts = []
@@ -497,12 +497,12 @@ def _spreads(points: Sequence[BenchPoint], figure: str, parts: float = 1) -> lis
 
 
 def share_of(results: Sequence[NamedResult]) -> str:
-    """ "GPU", or "server" where a result does not say how many GPUs there were: all are then divided by servers."""
-    return "server" if any(named.result.gpus is None for named in results) else "GPU"
+    """ "GPU", or "address" where a result does not say how many GPUs there were: all are then divided by addresses."""
+    return "address" if any(named.result.gpus is None for named in results) else "GPU"
 
 
 def _parts(named: NamedResult, share: str) -> int:
-    return len(named.result.urls) if share == "server" else named.result.gpus or 1
+    return len(named.result.urls) if share == "address" else named.result.gpus or 1
 
 
 def short_load(load: LoadPoint) -> str:

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from http import HTTPStatus
 from statistics import fmean
 from types import TracebackType
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from deepseek_triton_client import (
 )
 from deepseek_triton_tools.bench import targets
 from deepseek_triton_tools.bench.result import MetricSummary, RequestRecord
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import TOKEN_ADVICE, ToolError
 
 _LIMIT_S = 10
 _LONG_FACTS = ("chat_template", "fields")
@@ -58,8 +57,8 @@ def first_openai_model(target: targets.TargetSettings) -> str:
     try:
         return str(_document(url, target)["data"][0]["id"])
     except urllib.error.HTTPError as error:
-        other = "; there is no OpenAI API: for Triton, leave /v1 out" if error.code == HTTPStatus.NOT_FOUND else ""
-        raise ToolError(f"{url}: {error.code} {error.reason}{other}") from error
+        advice = {404: "; there is no OpenAI API: for Triton, leave /v1 out", 401: TOKEN_ADVICE}
+        raise ToolError(f"{url}: {error.code} {error.reason}{advice.get(error.code, '')}") from error
     except urllib.error.URLError as error:
         is_tls = isinstance(error.reason, ssl.SSLError)
         hint = "does it speak TLS (https://), and is --ca right?" if is_tls else "is the server running?"

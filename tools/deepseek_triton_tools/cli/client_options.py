@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_tools.cli.parsing import VerbParser, duration, number, option, path, words
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import TOKEN_VARIABLE, ToolError
 
 if TYPE_CHECKING:  # `warm --help` needs the options only
     from deepseek_triton_client import Client, SamplingParams
 
 DEFAULT_URL = "http://localhost:8000"
 DEFAULT_MODEL = "tensorrt_llm"
-_TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 
 
 def add_client_options(verb: VerbParser) -> None:
@@ -55,7 +54,7 @@ def add_server_options(server: argparse._ArgumentGroup) -> None:
     """Add the options that `client_settings` reads."""
     option(server, "--model NAME", "model to ask (default: %(default)s)", default=DEFAULT_MODEL)
     option(server, "--model-version V", "version of it (default: the server's choice)", default="")
-    option(server, "--token-file FILE", f"file with the bearer token (default: the variable {_TOKEN_VARIABLE})", path)
+    option(server, "--token-file FILE", f"file with the bearer token (default: the variable {TOKEN_VARIABLE})", path)
     option(server, "--ca FILE", "certificates to trust for the server, as PEM", path)
     option(server, "--cert FILE", "this client's own certificate, as PEM", path)
     option(server, "--key FILE", "the key of --cert, if it is in another file", path)
@@ -108,7 +107,7 @@ def client_settings(args: argparse.Namespace) -> dict[str, Any]:
 def _token(path: Path | None) -> str | Callable[[], str] | None:
     """The token, or a function that reads it. It is no option: everybody on the machine can read command lines."""
     if path is None:
-        return os.environ.get(_TOKEN_VARIABLE) or None
+        return os.environ.get(TOKEN_VARIABLE) or None
 
     def read() -> str:  # called for each request, because such files are replaced while programs run
         try:

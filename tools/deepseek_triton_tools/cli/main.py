@@ -18,7 +18,7 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.parsing import Handler, VerbParser, about_option, add_verb
 from deepseek_triton_tools.pages import install_extra, pages_folder
 from deepseek_triton_tools.terminal import output_streams
-from deepseek_triton_tools.tool_errors import ToolError, nearest
+from deepseek_triton_tools.tool_errors import TOKEN_ADVICE, ToolError, nearest
 
 VERBS = {
     "demo": "see it work: serve a tiny DeepSeek on a real tritonserver, complete texts, chat, call a tool",
@@ -114,8 +114,10 @@ def _parsed(words: Sequence[str], verb: str) -> argparse.Namespace:
 
 def _advice(error: Exception) -> str:
     """Advice for a server that can't be reached, and for a package that is not installed."""
-    from deepseek_triton_client import ModelNotReady, ServerUnavailable
+    from deepseek_triton_client import AccessDenied, ModelNotReady, ServerUnavailable
 
+    if isinstance(error, AccessDenied):
+        return TOKEN_ADVICE
     if isinstance(error, ServerUnavailable) and error.code is None and not isinstance(error, ModelNotReady):
         return "; is the server running and ready there (http:// is port 8000, grpc:// 8001)?"
     return f"; {install_extra('tools')}" if _needs_tools(error) else ""
