@@ -68,6 +68,8 @@ class ScriptedServer:
             await asyncio.sleep(3600)
         if self.refusing:
             raise REFUSED
+        if path == "/metrics" and isinstance(self.metrics, UpstreamError):
+            raise self.metrics
         return (200, self.metrics) if path == "/metrics" else (200 if self.ready else 400, b"")
 
     def heard(self):
@@ -394,24 +396,33 @@ async def test_work_of_other_gateways_counts(servers):
 
 async def test_the_metrics_tell_of_a_dead_engine(servers):
     """Triton before 26.03 says that the model is ready all the same."""
-    dead = metrics(0, 0).replace(b"inflight_sequences", b"ready")
+    dead = metrics(9, 90) + b"\n" + metrics(0, 0).replace(b"inflight_sequences", b"ready")
     alive = dead.replace(b"} 0", b"} 1")
     servers[METRICS_OF_A].metrics = alive
     async with fleet_of(servers, [A], metrics_port=8002) as fleet:
         for told, state in ((dead, "down"), (alive, "up")):
             servers[METRICS_OF_A].metrics = told
             await until_state(fleet, A, state)
+            assert fleet.servers()[0].others.sequences == (9 if state == "up" else 0)
 
 
-async def test_without_metrics_only_the_own_work_counts(servers):
-    for text in (b"", b"<html>", metrics(9, 90, "another"), metrics(9, 90).replace(b" 9", b" NaN")):
+async def test_without_metrics_only_the_own_work_counts(servers, monkeypatch, caplog):
+    monkeypatch.setattr(fleet_member, "_NO_METRICS_PAUSE_S", 0.02)
+    for text in (b"", b"<html>", metrics(9, 90, "another"), metrics(9, 90).replace(b" 9", b" NaN"), REFUSED):
         servers[METRICS_OF_A].metrics = text
+        caplog.clear()
         async with fleet_of(servers, [A], metrics_port=8002) as fleet:
             held = asyncio.Event()
             servers[A].answers = [["begun", held]]
             task = asyncio.create_task(answer(fleet))
             await until(lambda: servers[A].running)
+            await until(lambda: fleet.servers()[0].no_metrics)
             assert [(tuple(server.own), tuple(server.others)) for server in fleet.servers()] == [((1, 20), (0, 0))]
+            # Of the same request: the server counts its tokens, and the gateway estimates them.
+            servers[METRICS_OF_A].metrics = metrics(1, 29)
+            await until(lambda: not fleet.servers()[0].no_metrics)
+            assert tuple(fleet.servers()[0].others) == (0, 0)
+            assert [record.levelname for record in caplog.records].count("WARNING") == 1
             held.set()
             await task
 

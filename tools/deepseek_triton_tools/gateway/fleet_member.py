@@ -37,6 +37,10 @@ _SILENT_CHECKS = 3
 counts as frozen."""
 _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
+_NO_METRICS = (
+    "%s: its metrics can't be read, so a dead engine and the work of others may go unseen: %s (#metrics=PORT behind its "
+    "address names another port)"
+)
 _CANARY_PERIOD_S = 30.0
 """Between two canaries of a server that shares requests."""
 # For a canary's token, while no request gets any either. An engine that waits for KV caches which never come, or for
@@ -70,8 +74,8 @@ class ModelIdentity(msgspec.Struct, frozen=True):
 class FleetServer:
     """A server as it is now, for people and programs that watch the fleet.
 
-    own: the work that this gateway has given it. others: the further work that its metrics show. leaving: it is no
-    longer in the list, and only finishes what it has.
+    own: the work that this gateway has given it. others: the further work that its metrics show. no_metrics: why they
+    can't be read. leaving: it is no longer in the list, and only finishes what it has.
     """
 
     url: str
@@ -83,6 +87,7 @@ class FleetServer:
     avoided: bool
     leaving: bool
     role: Role = "generation"
+    no_metrics: str = ""
 
 
 class FleetMember:
@@ -137,6 +142,9 @@ class FleetMember:
         self._went_down_at = -math.inf
         self._avoided_until = 0.0
         self._metrics_at = 0.0
+        self._metrics_failed = False
+        """The last try to read them, which is repeated once: a server that starts opens its ports one after the other."""
+        self._no_metrics = ""
         self._check_at = 0.0
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
@@ -165,8 +173,8 @@ class FleetMember:
         return time.monotonic() if self.state == "up" else self._went_down_at
 
     def snapshot(self) -> FleetServer:
-        work = (self._own, self._others, self._failures)
-        return FleetServer(self.url, self.state, self.reason, *work, self.avoided, self.leaving, self.role)
+        work = (self._own, self._others, self._failures, self.avoided, self.leaving)
+        return FleetServer(self.url, self.state, self.reason, *work, self.role, self._no_metrics)
 
     @contextmanager
     def working(self, cost: Load) -> Iterator[TritonServer]:
@@ -297,16 +305,20 @@ class FleetMember:
         if self._metrics is None or time.monotonic() < self._metrics_at:
             return ""
         own = self._own
+        problem = "they have nothing of this model"
         try:
             status, body = await within(_ANSWER_S, self._metrics.get("/metrics"))
-        except (TimeoutError, UpstreamError):
-            status, body = 0, b""
-        found = {name: float(number) for name, number in self._metric_lines.findall(body)} if status == 200 else {}
-        if not found:
-            self._metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
-        # What the server counts has our requests in it too. A moment lies between both counts, so it is never exact.
+            if status != 200:
+                body, problem = b"", f"HTTP {status}"
+        except (TimeoutError, UpstreamError) as error:
+            body, problem = b"", str(error).removeprefix(f"{self._metrics.url}: ")
+        found = {name: float(number) for name, number in self._metric_lines.findall(body)}
+        self._take_metrics_problem("" if found else f"{self._metrics.url}/metrics: {problem}")
+        # What the server counts has our requests in it too. A moment lies between both counts, and the gateway only
+        # estimates tokens, so it is never exact.
         there = Load(int(found.get(b"inflight_sequences", 0)), int(found.get(b"inflight_tokens", 0)))
-        self._others = there.minus(own)
+        others = there.minus(own)
+        self._others = others if others.sequences else Load()
         work, self._work = self._work, found.get(_WORK[self.role])
         if work is not None and self._work is not None and self._work != work:
             self.worked()
@@ -315,6 +327,19 @@ class FleetMember:
             # Its blocks are full of KV caches that wait to be fetched.
             self._avoided_until = max(self._avoided_until, time.monotonic() + 2 * CHECK_PERIOD_S)
         return "" if found.get(b"ready", 1) else "its metrics say that its engine is not ready"
+
+    def _take_metrics_problem(self, problem: str) -> None:
+        """Note why the metrics could not be read, or "", and say what has changed."""
+        is_sure, self._metrics_failed = self._metrics_failed or not problem, bool(problem)
+        if problem and is_sure:
+            self._metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
+        if not is_sure or problem == self._no_metrics:
+            return
+        self._no_metrics = problem
+        if problem:
+            _log.warning(_NO_METRICS, self.url, problem)
+        else:
+            _log.info("%s: its metrics can be read now", self.url)
 
     async def _read_model(self) -> str:
         """See which model it has, unless that is known. Returns why it can't be told, or ""."""
@@ -349,7 +374,8 @@ class FleetMember:
         self._enter("down", reason.removeprefix(f"{self.url}: "))
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
         self._failures += 1
-        self._metrics_at = 0.0  # they may come with the server
+        self._metrics_at, self._metrics_failed = 0.0, False  # they may come with the server
+        self._others = Load()
         self._check_at = time.monotonic() + _jittered(pause)
         self._wake.set()
 
