@@ -38,8 +38,8 @@ counts as frozen."""
 _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
 _NO_METRICS = (
-    "%s: its metrics can't be read, so a dead engine and the work of others may go unseen: %s (#metrics=PORT behind its "
-    "address names another port)"
+    "%s: its metrics can't be read, so a dead engine and the work of others may go unseen: %s "
+    "(#metrics=PORT behind its address names another port)"
 )
 _CANARY_PERIOD_S = 30.0
 """Between two canaries of a server that shares requests."""
@@ -143,7 +143,7 @@ class FleetMember:
         self._avoided_until = 0.0
         self._metrics_at = 0.0
         self._metrics_failed = False
-        """The last try to read them, which is repeated once: a server that starts opens its ports one after the other."""
+        """The last try to read them. It is made once more soon: a server that starts opens its ports one by one."""
         self._no_metrics = ""
         self._check_at = 0.0
         self._wake = asyncio.Event()
