@@ -46,7 +46,10 @@ $(BIN)/python -m tiny_checkpoint.answering answer $(TRAINED)/tiny $(TRAINED)/ans
 $(BIN)/python -m tiny_checkpoint.answering score $(TRAINED)/answers.json
 endef
 
-.PHONY: help environments venv demo unit test nightly house mutants test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check \
+# Libraries of another Python in .venv, which is then made anew: two Pythons in one folder work by chance.
+OTHERS = $(filter-out $(VENV)/lib/$(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])'),$(wildcard $(VENV)/lib/*))
+
+.PHONY: renew help environments venv demo unit test nightly house mutants test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check \
   release smoke audit requirements clean
 
 help:  ## show this
@@ -134,11 +137,11 @@ clean:  ## remove the environments and what the tools leave
 	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(PACES_VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(DEMO): pyproject.toml
+$(DEMO): pyproject.toml $(if $(filter command line,$(origin PYTHON)),$(if $(OTHERS),renew))
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 8) or sys.exit($(TOO_OLD) % sys.version_info[:2])'
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing what the demo needs into $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(if $(OTHERS),--clear) $(VENV)
 	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log --editable '.[demo]'
 	@touch $@
 

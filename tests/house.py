@@ -6,6 +6,7 @@ and modules that one module imports.
 
 import ast
 import io
+import math
 import statistics
 import sys
 import tokenize
@@ -199,9 +200,9 @@ def main() -> None:
         print(*grain(Path(sys.argv[1]).resolve()), sep="\n")
         return
     for name, value in figures().items():
-        bound = f"at most {GOALS[name]:6g}" if name in GOALS else f"at least {LEAST_COMMENTS:g}"
-        held = f", {REACHED[name]:g} for now" if name in REACHED else ""
-        print(f"{name:38} {value:8.1f}   {bound}{held}".replace(".0 ", "   "))
+        most = math.floor((GOALS | REACHED).get(name, 0) * SLACK)
+        bound = f"at most {most:6}, goal {GOALS[name]:g}" if name in GOALS else f"at least {LEAST_COMMENTS:g}"
+        print(f"{name:38} {value:8.1f}   {bound}".replace(".0 ", "   "))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,11 @@ def _pip_install(arguments: Sequence[str], log: Path, started_s: float) -> int:
 
 def main() -> int:
     log, arguments, started_s = Path(sys.argv[1]), sys.argv[2:], time.monotonic()
-    failed = any(_pip_install(step, log, started_s) for step in (_UPGRADE, arguments))
+    try:
+        failed = any(_pip_install(step, log, started_s) for step in (_UPGRADE, arguments))
+    except KeyboardInterrupt:
+        print("\nthe installation was interrupted; make goes on with it", file=sys.stderr)
+        return 130
     _show(started_s, "pip failed" if failed else "installed")
     if sys.stdout.isatty():
         print()
