@@ -259,7 +259,7 @@ class GatewayMetrics:
     def sums(self) -> dict[str, float]:
         """Return the dashboard's sums, over all labels and processes.
 
-        requests_asked: those to a model; requests_failed: those of them that were answered with an error.
+        requests_asked: those to a model; requests_failed: those of them that got an error, be it amid a stream.
         """
         sums: dict[str, float] = defaultdict(float)
         for family in self._of_all_processes().collect():
@@ -269,7 +269,7 @@ class GatewayMetrics:
                     sums[key] += value
                 elif key == "requests_total" and labels["route"] in MODEL_ROUTES:
                     sums["requests_asked"] += value
-                    sums["requests_failed"] += value * labels["status"].startswith(("4", "5"))
+                    sums["requests_failed"] += value * (labels["error"] != "")
         return sums
 
     def _of_all_processes(self) -> CollectorRegistry:
