@@ -340,7 +340,7 @@ class Fault:
         return bases()[self.base].check(folder, self.options)
 
     def is_found_in(self, findings):
-        return any(self.code == one.code and self.words in f"{one.message}; {one.fix}" for one in findings)
+        return any(self.code == one.code and self.words in f"{one.file}: {one.message}; {one.fix}" for one in findings)
 
 
 @cache

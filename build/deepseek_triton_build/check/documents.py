@@ -106,14 +106,14 @@ def read_text(path: Path, file: str) -> str | Finding:
     try:
         content = read_bytes(path, MAX_TEXT_BYTES)
         if content is None:
-            message = f"{file}: expected a text file, found more than {MAX_TEXT_BYTES:,} bytes"
+            message = f"expected a text file, found more than {MAX_TEXT_BYTES:,} bytes"
             return codes.UNREADABLE.finding(message, "put the right file there", file=file)
         return content.decode("utf-8")
     except NotAFileError:
-        return codes.UNREADABLE.finding(f"{file}: expected a file, found something else", "put a file there", file=file)
+        return codes.UNREADABLE.finding("expected a file, found something else", "put a file there", file=file)
     except OSError as error:
         fix = "put the file there" if isinstance(error, FileNotFoundError) else "make it readable"
-        return codes.UNREADABLE.finding(f"{file}: can't be read: {error.strerror}", fix, file=file)
+        return codes.UNREADABLE.finding(f"can't be read: {error.strerror}", fix, file=file)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         message = f"byte {error.start} is not UTF-8 (0x{error.object[error.start]:02x})"

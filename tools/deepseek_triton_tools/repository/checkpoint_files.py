@@ -86,8 +86,7 @@ def served_models(model_yaml: Path) -> list[ServedModel]:
     if document is None:
         texts = []
         for finding in findings:
-            message = finding.message.removeprefix(f"{model_yaml}: ")
-            texts.append(f"{model_yaml}{f':{finding.line}' if finding.line else ''}: {message}; {finding.fix}")
+            texts.append(f"{model_yaml}{f':{finding.line}' if finding.line else ''}: {finding.message}; {finding.fix}")
         raise CheckpointError("; ".join(texts))
     triton, model = _section(document.values, "triton_config"), document.values.get("model")
     engine = triton.get("engine", "tensorrt_llm")
