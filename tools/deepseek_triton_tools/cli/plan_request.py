@@ -535,9 +535,10 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
         expected, found = architecture.class_name, short_repr(facts.class_name)
         raise OptionError(f"--model {model}: expected a {expected} for {served.name}, its config.json says {found}")
     facts = replace(facts, architecture=architecture)
-    if architecture.csa is not None and facts.difference:  # Flash and Pro, with MTP or DSpark, are of one class
-        expected = f"expected the figures of {served.name}, found {facts.difference}; name the variant that it is of"
-        raise OptionError(f"--model {model}: {expected}")
+    if facts.difference:  # models of one class have other figures; one that was cut has no difference
+        expected = f"expected the figures of {served.name}, found {facts.difference}"
+        fix = f"name a checkpoint of {served.name}, or the VARIANT that this one is of"
+        raise OptionError(f"--model {model}: {expected}; {fix}")
     for finding in findings:
         complain(f"note: {finding.file}: {finding.message}; {finding.fix}")
     if facts.quantization is not None and facts.precision is None:
