@@ -173,6 +173,7 @@ def bases():
         "wide": Base(request=_r1("gb200-nvl72", profile="wide-ep"), format="trtllm-serve"),
         "pair": Base(request=DisaggregatedRequest(both=_r1(profile=DISAGGREGATED)), format="trtllm-serve"),
         "quickstart": Base(request=_r1(), format="quickstart"),
+        "tiny": Base(request=PlanRequest(variant="tiny"), weights=True),
         "weights": Base(request=_r1(), weights=True),
         "mtp weights": Base(request=_r1(profile="latency"), weights=True),
         "fp4 weights": Base(request=_r1("b200"), weights=True),

@@ -434,6 +434,7 @@ CASES = [
     ("checkpoint", machine(), NOTHING, "skipped", "no repository was named"),
     ("checkpoint", machine(), TINY, "skipped", "none is known"),
     ("checkpoint", machine(files={}), R1, "error", "/models/R1 is not there"),
+    ("checkpoint", machine(files={"/models/R1": ""}), R1, "error", "/models/R1 is a file"),
     ("checkpoint", checkpoint_with("model-2.safetensors", None), R1, "error", "model-2.safetensors is missing"),
     ("checkpoint", checkpoint_with("model-2.safetensors", shard(missing=3)), R1, "error", "model-2.safetensors has"),
     ("checkpoint", checkpoint_with("model-2.safetensors", b"<html>!"), R1, "error", "not a safetensors file"),

@@ -89,6 +89,7 @@ OPTIONS_REFUSED = [
     ("--model", "/m/\udcff", 2, "expected a name in UTF-8"),
     ("--model", "", 2, "expected a folder or a Hugging Face name"),
     ("--model", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 2, "not served here"),
+    ("--model", __file__, 2, "found a file; name its folder: "),
     ("--model", "deepseek-ai/DeepSeek-V3", 2, "is deepseek-v3, not"),
     ("--model", "v3", 2, "is deepseek-v3, not"),
     ("--model", "me/DeepSeek-R1-GGUF", 2, "llama.cpp"),

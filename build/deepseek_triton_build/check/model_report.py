@@ -73,6 +73,7 @@ MODEL_PY = "model.py"
 MODEL_JSON = "model.json"
 _TENSORRT_LLM = "tensorrt_llm"
 _VLLM = "vllm"
+_REFERENCE = "reference"
 # The kind of instances that Triton's vLLM backend asks for, and one that it takes for a single GPU.
 _KIND, _OF_ONE_GPU = "KIND_MODEL", "KIND_GPU"
 _NAMES_MODEL = re.compile(rb'"model"\s*:')
@@ -242,6 +243,10 @@ class _Model(ModelCheck):
         self.findings += check_triton_config(document, release.find_key, is_ours=self.is_ours)
         self.find_model(document)
         self.num_ranks = _num_ranks(document, {**arguments.meant, **arguments.settings}, "context_parallel_size")
+        is_generated = self.stamp.has_below(f"{self.version_dir.name}/{self.named_model}")  # and its checksums compared
+        if self.engine == _REFERENCE and self.named_model and not is_generated:
+            folder = self.find_folder(document, "model", self.options.model_root)
+            self.read_checkpoint(folder, folder, for_vllm=True)  # it goes by the index and config.json as vLLM does
         if is_embedded:
             return
         self.findings += unsure
@@ -312,18 +317,23 @@ class _Model(ModelCheck):
                 codes.MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
             )
 
+    def find_folder(self, document: Document, key: str, model_root: Path | None) -> Path | None:
+        """Return the folder that is given under `key`, and report one that is not on this machine."""
+        folder = find_checkpoint_folder(str(document.values[key]), self.version_dir, model_root)
+        if folder is None:
+            is_inside, strict = self.engine == _REFERENCE, self.options.strict
+            found = absent_checkpoint(document, key, self.version_dir, strict=strict, is_inside=is_inside)
+            self.findings.append(found)
+        return folder
+
     def checkpoint(self, document: Document, *, for_vllm: bool = False) -> CheckpointFacts | None:
         """Find out what the model is, and return what the checkpoint's files say; None when it is not on this
         machine."""
         model, facts, tokenizer, named = self.named_model, None, None, document.values.get("tokenizer")
         if model:
-            folder = tokenizer = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
+            folder = tokenizer = self.find_folder(document, "model", self.options.model_root)
             if isinstance(named, str):  # a Hugging Face name is judged by rule E008
-                tokenizer = find_checkpoint_folder(named, self.version_dir, None) if is_path(named) else None
-                if tokenizer is None and is_path(named):
-                    self.findings.append(absent_checkpoint(document, named, "tokenizer", strict=self.options.strict))
-            if folder is None:
-                self.findings.append(absent_checkpoint(document, model, "model", strict=self.options.strict))
+                tokenizer = self.find_folder(document, "tokenizer", None) if is_path(named) else None
             facts = self.read_checkpoint(folder, tokenizer, for_vllm=for_vllm)
         self.identify(model, facts, self.file, document.line("model"))
         if facts is None and tokenizer is not None and self.known.architecture is not None:

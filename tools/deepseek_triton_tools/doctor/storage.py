@@ -114,6 +114,9 @@ def check_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
 def _missing_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
     assert expected.checkpoint is not None
     if os.path.isabs(expected.checkpoint):
+        if machine.exists(expected.checkpoint):
+            fix = f"name its folder: {os.path.dirname(expected.checkpoint)}"
+            return error(f"{expected.checkpoint} is a file", "model.yaml names it", fix)
         fix = "mount or copy it there, say with --model where it is, or build again with another --model"
         return error(f"{expected.checkpoint} is not there", "the repository names it", fix)
     result = f"{expected.checkpoint} is not in the Hugging Face cache"
