@@ -94,6 +94,8 @@ def test_only_who_has_a_key_may_ask_for_what_it_is_for(gateway, triton, authoriz
     assert re.search(r'key_requests_total\{key="key-1"\} [\d.]+', metrics.text)
     with gateway(keys_file=keys, metrics_need_key=True) as client:
         assert [client.get("/metrics", headers=headers).status_code for headers in ({}, owner)] == [401, 200]
+        keys.write_text("# nobody\n")
+        wait_for(lambda: client.get("/metrics", headers=owner).status_code == 401)
 
 
 @pytest.mark.slow

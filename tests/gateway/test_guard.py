@@ -106,17 +106,21 @@ def test_a_wrong_file_is_refused_line_by_line_and_without_its_keys(subtests):
     assert parse_keys("# nobody\n") == {}
 
 
-def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(open_guard, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(guard_module, "_LOOK_S", -1.0)
+def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(open_guard, tmp_path, caplog):
     guard, key = open_guard()
     other, line = new_key("bob")
     (tmp_path / "keys").write_text("rubbish")
+    guard.look()
     assert guard.check(bearer(key)).name == "ann"
     assert "line 1: expected sha256:" in caplog.text
     (tmp_path / "keys").unlink()
+    for _ in range(3):
+        guard.look()
     assert guard.check(bearer(key)).name == "ann"
+    assert len(caplog.records) == 2  # each wrong file is told once
     (tmp_path / "new").write_text(line)
     os.replace(tmp_path / "new", tmp_path / "keys")
+    guard.look()
     assert guard.check(bearer(other)).name == "bob"
     assert refusal_of(guard.check, bearer(key)).code == "invalid_api_key"
 

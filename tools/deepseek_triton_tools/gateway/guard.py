@@ -201,8 +201,6 @@ def _caller(fields: list[str]) -> Caller:
     return Caller(given["name"], bytes.fromhex(digest), requests, tokens, models, "admin" in given)
 
 
-_LOOK_S = 1.0
-"""How often the file is looked at, if requests come."""
 _BYTES_A_TOKEN = 4
 """About what DeepSeek's tokenizer makes of English text."""
 _UNITS = ("requests", "tokens")
@@ -225,32 +223,33 @@ class Reservation:
 
 
 class Guard:
-    """The keys of a file, which is read again when it changes, and their limits."""
+    """The keys of a file, and their limits."""
 
     def __init__(self, keys_file: Path, limits_file: Path | None = None) -> None:
         """`limits_file` is RateTable's, which several processes share. Raises KeysFileError and OSError."""
         self._path = keys_file
         self._seen = _signature(keys_file)
         self._callers = read_keys(keys_file)
-        self._look_at_s = time.monotonic() + _LOOK_S
         self._table = RateTable(limits_file)
 
     def close(self) -> None:
         self._table.close()
 
+    def look(self) -> None:
+        """Read the file again if it has changed."""
+        signature = _signature(self._path)
+        if signature == self._seen:
+            return
+        self._seen = signature
+        try:
+            self._callers = read_keys(self._path)
+            _log.warning("%s was read again; keys: %d", self._path, len(self._callers))
+        except (OSError, KeysFileError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            _log.warning("%s has changed, but the keys of before stay: %s", self._path, reason)
+
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
         """Whose key the headers have, as ASGI gives them. Raises OpenAIError 401."""
-        if (now_s := time.monotonic()) >= self._look_at_s:
-            self._look_at_s = now_s + _LOOK_S
-            try:
-                signature = _signature(self._path)
-                if signature != self._seen:
-                    self._seen = signature
-                    self._callers = read_keys(self._path)
-                    _log.warning("%s was read again; keys: %d", self._path, len(self._callers))
-            except (OSError, KeysFileError) as error:
-                reason = error.strerror if isinstance(error, OSError) else error
-                _log.warning("%s has changed, but the keys of before stay: %s", self._path, reason)
         header = next((value for name, value in headers if name == b"authorization"), b"").decode("latin-1")
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
@@ -313,9 +312,13 @@ def read_keys(path: Path) -> Mapping[bytes, Caller]:
         raise KeysFileError("expected UTF-8") from error
 
 
-def _signature(path: Path) -> tuple[int, int, int]:
-    status = os.stat(path)
-    return status.st_mtime_ns, status.st_size, status.st_ino
+def _signature(path: Path) -> tuple[int, ...]:
+    """Another one when the file, or who may read it, has changed."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def _unauthorized(message: str, code: str | None) -> OpenAIError:

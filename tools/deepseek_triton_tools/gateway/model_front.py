@@ -211,7 +211,7 @@ class Observers:
 
 
 _LOOK_S = 1.0
-"""Between two looks at what runs, after which the metrics have it."""
+"""Between two looks at what runs, after which the metrics have it, and at the file of keys."""
 _NUM_LOOKS = 10
 """How many looks make one moment of the dashboard's history."""
 _HISTORY_S = 1800.0
@@ -245,6 +245,8 @@ class GatewayState:
     def _look(self, number: int) -> None:
         self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self._look, number + 1)
         self.observers.metrics.count_running()
+        if self.guard is not None:
+            self.guard.look()
         if number % _NUM_LOOKS == 0:
             self.history.append(self.now())
 
