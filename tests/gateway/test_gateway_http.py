@@ -4,13 +4,16 @@ import itertools
 import json
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from deepseek_triton_tools.gateway.api_route import MOST_BRACKETS, ApiExchange, ClientLeft, _document
+from deepseek_triton_tools.gateway.application import create_app
 from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS
 from deepseek_triton_tools.gateway.observers import begin_record
@@ -235,6 +238,17 @@ def begun_until_stopped(wire):
     wire.wait_for_stop()
     wire.chunk(event(finish_reason="cancelled"))
     wire.chunk(b"")
+
+
+def test_of_models_with_one_name_the_first_has_the_requests(triton, caplog):
+    """A request needs no name then, as before a single model."""
+    front = ModelSettings((triton.url,))
+    for second, reasons, status in ((front, [False, True], 200), (replace(front, name="other"), [False, False], 404)):
+        caplog.clear()
+        with TestClient(create_app(GatewaySettings((front, second), metrics_port=None))) as client:
+            told = [bool(record.args and triton.url in record.args) for record in caplog.records]
+            assert [bool(model["reason"]) for model in client.get("/fleet").json()["models"]] == reasons
+            assert (ask(client).status_code, sum(told)) == (status, sum(reasons))
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])

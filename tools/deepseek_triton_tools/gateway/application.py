@@ -125,7 +125,11 @@ async def fleet(request: ApiRequest) -> None:
     state = request.state
     await state.named_models()  # so that a name is known before anybody has asked for the model
     models = [
-        {"model": model.known_name, "servers": [dataclasses.asdict(server) for server in model.fleet.servers()]}
+        {
+            "model": model.known_name,
+            "reason": model.reason,
+            "servers": [dataclasses.asdict(server) for server in model.fleet.servers()],
+        }
         for model in state.models
     ]
     answer = {"workers": state.settings.workers, "models": models, "now": state.now()}

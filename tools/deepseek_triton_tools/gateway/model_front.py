@@ -109,6 +109,8 @@ class ModelFront:
         self.fleet = fleet
         self.created = int(time.time())
         self._given_name = model.name
+        self.reason = ""
+        """Why it gets no requests, although its servers may be up."""
         self._told = ""
         self._info = ModelInfo()
 
@@ -217,6 +219,7 @@ _NUM_LOOKS = 10
 _HISTORY_S = 1800.0
 # For clients to read that their requests are ended. One that reads nothing must not hold up the stop.
 _LAST_WORDS_S = 2.0
+_HIDDEN = "another model is called {!r} too, and gets them all; --model NAME=URL gives a model its own name"
 
 
 class GatewayState:
@@ -240,6 +243,7 @@ class GatewayState:
 
     async def start(self) -> None:
         await asyncio.gather(*(model.fleet.start() for model in self.models))
+        await self.named_models()  # says which have the same name
         self._look(0)
 
     def _look(self, number: int) -> None:
@@ -272,11 +276,18 @@ class GatewayState:
         self.observers.close()
 
     async def named_models(self) -> dict[str, ModelFront]:
-        """Every model whose name is known. One is unknown while none of its servers has ever been up."""
+        """Every model whose name is known, the first of those with the same name. One is unknown while none of its
+        servers has ever been up."""
         named: dict[str, ModelFront] = {}
         for model in self.models:
             with suppress(UpstreamError):
-                named.setdefault(await model.name(), model)
+                name = await model.name()
+                former, model.reason = model.reason, ""
+                if named.setdefault(name, model) is not model:
+                    model.reason = _HIDDEN.format(name)
+                    if model.reason != former:
+                        urls = ", ".join(server.url for server in model.fleet.servers())
+                        _log.warning("no requests go to %s: %s", urls, model.reason)
         return named
 
     async def model(self, name: str, caller: Caller | None) -> tuple[str, ModelFront]:
@@ -285,13 +296,10 @@ class GatewayState:
         Raises OpenAIError: 403 for one that the caller's key isn't for, or 404, which names those that it is for.
         Raises UpstreamError while no server can tell what the model is called.
         """
-        if len(self.models) == 1:
-            only = self.models[0]
-            known = await only.name()
-            named = {known: only}
-            name = name or known
-        else:
-            named = await self.named_models()
+        first = self.models[0]
+        named = {await first.name(): first} if len(self.models) == 1 else await self.named_models()
+        if not name and len(named) == 1 == len({model.known_name for model in self.models}):
+            [name] = named
         if name in named:
             if caller is not None and self.guard is not None:
                 self.guard.check_model(caller, name)
