@@ -403,7 +403,7 @@ class Client(BaseClient[Stream]):
         run(self._calls.cancel(request_id))
 
     def ready(self) -> bool:
-        """Tell whether a server can answer now. False also when none can be reached or answers in time."""
+        """Tell whether a server can answer now and in time. Raises ModelNotFound for OpenAI's API, if it has no /v1."""
         return run(self._calls.ready())
 
     def readiness(self) -> tuple[Readiness, ...]:
@@ -413,7 +413,8 @@ class Client(BaseClient[Stream]):
     def wait_until_ready(
         self, timeout_s: float | None = None, on_progress: Callable[[Readiness], None] | None = None
     ) -> None:
-        """Wait until a server is ready, asking once a second; `timeout_s` None waits for ever. Raises DeadlineExceeded.
+        """Wait until a server is ready, asking once a second; `timeout_s` None waits for ever. Raises DeadlineExceeded,
+        and ModelNotFound when all servers are up and have no such model, not even in their repositories.
 
         Loading DeepSeek from cold storage takes from minutes to an hour. `on_progress` is called with each state seen.
         """

@@ -134,6 +134,9 @@ class FakeServer:
             raise step
         return step
 
+    async def index(self, timeout_s):
+        return [{"name": "other"}]
+
     async def metrics(self, url, timeout_s):
         return f'asked{{url="{url}"}} 1\n'
 
@@ -564,6 +567,15 @@ def test_readiness_is_told_step_by_step(world):
     server.states = [False]
     with pytest.raises(DeadlineExceeded, match="not ready after 0 s: http://s0:8000 is starting"):
         world.run(world.calls(server).wait_until_ready(0, None))
+
+
+def test_a_missing_model_is_waited_for_while_another_server_may_have_it(world):
+    gone, down = FakeServer(), FakeServer()
+    gone.metadata_steps, down.states = [ModelNotFound("model 'a' is not found")], [NOBODY]
+    with pytest.raises(DeadlineExceeded):
+        world.run(world.calls(gone, down).wait_until_ready(0, None))
+    with pytest.raises(ModelNotFound, match="found; the server has other"):
+        world.run(world.calls(gone, gone).wait_until_ready(0, None))
 
 
 def test_waiting_for_readiness_shares_its_time_among_the_servers(world):

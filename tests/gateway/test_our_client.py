@@ -43,3 +43,6 @@ def test_the_client_asks_a_gateway():
         for url, name in ((f"{address}/v1", "other"), (address, "tensorrt_llm"), (f"{address}/x/v1", "tensorrt_llm")):
             with Client(url, model_name=name, retries=Retries(attempts=1)) as other, pytest.raises(ModelNotFound):
                 other.chat("Hi")
+        for path in ("", "/v1/chat/completions"):
+            with Client(address + path) as other, pytest.raises(ModelNotFound, match=f"write {address}/v1$"):
+                other.ready()

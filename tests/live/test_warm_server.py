@@ -71,9 +71,8 @@ def test_the_twin_is_warmed_with_as_many_tokens_as_planned(
 def test_a_model_that_the_server_does_not_have_is_not_waited_for(
     simulated_server: ServerProcess, warm: Any, scheme: str, asked: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(ServerFailedError, match=words) as caught:
+    with pytest.raises(ServerFailedError, match=words):
         warm(simulated_server, scheme, **asked)  # two hours
-    assert ("it has tensorrt_llm version 1" in str(caught.value)) == (scheme == "http")
 
 
 def test_the_metrics_port_is_not_taken_for_a_server(simulated_server: ServerProcess) -> None:

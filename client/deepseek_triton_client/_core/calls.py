@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import Settings, Timeouts
@@ -101,9 +102,8 @@ class Calls:
     async def metrics(self) -> Metrics:
         """Return the metrics at `metrics_url`, or at port 8002 of the first server."""
         first = self._servers.all[0]
-        endpoint = first.endpoint
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-        url = self._settings.metrics_url or f"http://{host}:{_METRICS_PORT}/metrics"
+        address = replace(first.endpoint, port=_METRICS_PORT).address
+        url = self._settings.metrics_url or f"http://{address}/metrics"
         try:
             return Metrics.parse(await first.transport.metrics(url, self._settings.timeouts.connect))
         except DeepseekTritonError as exc:
@@ -113,7 +113,7 @@ class Calls:
     async def ready(self) -> bool:
         """Tell whether one of the servers can answer now."""
         for server in self._servers.all:
-            if (await self._readiness(server, 0.0, None)).state == "ready":
+            if _is_ready(await self._readiness(server, 0.0, None)):
                 return True
         return False
 
@@ -134,13 +134,14 @@ class Calls:
                 seen.append(readiness)
                 if on_progress is not None:
                     on_progress(readiness)
-                if readiness.state == "ready":
+                if _is_ready(readiness):
                     return
+            if all(each.state == "missing" for each in seen):
+                raise ModelNotFound(seen[0].detail, url=seen[0].url)
             left_s = end - time.monotonic() - _LAST_LOOK_S
             if left_s <= 0:
-                states = "; ".join(f"{each.url} is {each.state}" for each in seen)
-                name = self._settings.model_name
-                raise DeadlineExceeded(f"model {name!r} is not ready after {timeout_s:g} s: {states}")
+                after = f"{timeout_s:g} s: {'; '.join(f'{each.url} is {each.state}' for each in seen)}"
+                raise DeadlineExceeded(f"model {self._settings.model_name!r} is not ready after {after}")
             await self._runtime.sleep(min(left_s, _POLL_INTERVAL_S))
 
     async def close(self) -> None:
@@ -196,16 +197,40 @@ class Calls:
         try:
             if not await server.transport.server_ready(_limit_s(connect_s, deadlines)):
                 return Readiness(server.url, "starting", waited_s)
-            is_ready = await server.transport.model_ready(_limit_s(connect_s, deadlines))
-            if is_ready:  # Triton's metrics port answers yes to everything, but has no metadata
-                with suppress(ModelNotFound, ModelNotReady):  # unloaded a moment ago
-                    await server.transport.metadata(_limit_s(connect_s, deadlines))
+            is_ready, detail = await server.transport.model_ready(_limit_s(connect_s, deadlines)), ""
+            try:  # Triton's metrics port answers yes to everything, but has no metadata
+                await server.transport.metadata(_limit_s(connect_s, deadlines))
+            except ModelNotReady:  # it loads, or was unloaded a moment ago
+                is_ready = False
+            except ModelNotFound as exc:
+                detail = exc.message
+                if detail.endswith("is not found"):  # Triton's words for what it neither has nor loads; no proxy's
+                    why = await self._why_missing(server, detail, _limit_s(connect_s, deadlines))
+                    return Readiness(server.url, "missing" if why else "loading", waited_s, why)
         except (ServerUnavailable, DeadlineExceeded) as exc:
             return Readiness(server.url, "unreachable", waited_s, exc.message)
         except DeepseekTritonError as exc:
             exc.url = server.url
             raise
-        return Readiness(server.url, "ready" if is_ready else "loading", waited_s)
+        return Readiness(server.url, "ready" if is_ready else "loading", waited_s, detail)
+
+    async def _why_missing(self, server: ServerState, message: str, timeout_s: float | None) -> str:
+        """Say why the server will not have the model; "" while it may load, as one in its repository may."""
+        rows: list[dict[str, str]] = []
+        with suppress(DeepseekTritonError):  # it wants a token, or doesn't show its index: the model's answer decides
+            rows = await server.transport.index(timeout_s)
+        own = [row.get("state") for row in rows if row.get("name") == self._settings.model_name]
+        if any(row.get("state") == "LOADING" for row in rows) or (own and "READY" not in own):
+            return ""
+        names = {" version ".join(filter(None, (row.get("name"), row.get("version")))) for row in rows}
+        return f"{message}; the server has {', '.join(sorted(names))}" if names else message
+
+
+def _is_ready(readiness: Readiness) -> bool:
+    """Raises ModelNotFound for what answers Triton's probes and nothing else of Triton's, as a gateway does."""
+    if readiness.state == "ready" and readiness.detail:
+        raise ModelNotFound(readiness.detail, url=readiness.url)
+    return readiness.state == "ready"
 
 
 def _deadlines(timeouts: Timeouts, started: float) -> Deadlines:

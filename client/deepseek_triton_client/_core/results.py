@@ -182,8 +182,8 @@ class Readiness:
     """State of a server. `str()` is one line for people."""
 
     url: str
-    state: Literal["unreachable", "starting", "loading", "ready"]
-    """unreachable: nothing answers; starting: Triton is not ready; loading: the model is not ready."""
+    state: Literal["unreachable", "starting", "missing", "loading", "ready"]
+    """unreachable: nothing answers; starting: Triton is not ready; missing: it has no such model; loading: not yet."""
     waited_s: float
     """Seconds since `wait_until_ready` began; 0 outside of it."""
     detail: str = ""

@@ -106,6 +106,10 @@ class GrpcTransport:
             outputs=tuple(TensorMetadata(each.name, each.datatype, tuple(each.shape)) for each in answer.outputs),
         )
 
+    async def index(self, timeout_s: float | None) -> list[dict[str, str]]:
+        answer = await self._ask("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse, timeout_s)
+        return [{"name": each.name, "version": each.version, "state": each.state} for each in answer.models]
+
     async def metrics(self, url: str, timeout_s: float | None) -> str:
         """See `Transport`. Triton serves metrics only over HTTP."""
         # The HTTP transport decides by this endpoint whether a host may get the token.

@@ -108,7 +108,7 @@ def query_error(url: str, status: int, headers: Mapping[str, str], body: bytes) 
     """Return the error for the answer to a question about the server or its model; None where there is none."""
     error = None if status == 200 else status_error(status, headers, body)
     if status == 404 and re.match(rb'\s*\{\s*"error"\s*:\s*\{', body):
-        return ModelNotFound(f"{url}: this is an OpenAI API, such as a gateway's, not Triton: write {url}/v1")
+        return ModelNotFound(f"{url}: this is an OpenAI API, not Triton: write {url.partition('/v1/')[0]}/v1")
     if isinstance(error, (AccessDenied, Overloaded, ProtocolError, ServerUnavailable)) or is_tritons(status, body):
         return error
     got = f"HTTP {status}: {body.decode(errors='replace')[:_QUOTED]!r}"
@@ -127,7 +127,7 @@ def is_tritons(status: int, body: bytes) -> bool:
         found = json_object(body) if body else {}
     except ProtocolError:
         return False
-    return status != 404 or "error" in found
+    return status != 404 or isinstance(found.get("error"), str)
 
 
 def _error_text(status: int, headers: Mapping[str, str], body: bytes) -> str:

@@ -90,11 +90,14 @@ class HttpTransport:
         if error is not None:
             raise repeatable(error)
         if not body:
-            raise ProtocolError(
-                f"{self._server.endpoint}: expected a model's metadata, got an empty answer, as Triton's "
-                "metrics port gives (8002 by default)"
-            )
+            raise ProtocolError(f"{self._server.endpoint}: got an empty answer, as Triton's metrics port gives (8002 by default)")
         return _metadata(json_object(body))
+
+    async def index(self, timeout_s: float | None) -> list[dict[str, str]]:
+        path = self._health_path.replace("health/ready", "repository/index")
+        _, _, body = await self._get(path, timeout_s, "POST")  # an error has no rows
+        rows = json_object(b'{"rows":%b}' % body)["rows"]
+        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     async def metrics(self, url: str, timeout_s: float | None) -> str:
         """See `Transport`. The metrics are read on a connection of their own. The token and the user's headers are not
@@ -161,8 +164,8 @@ class HttpTransport:
             raise error
         return error is None
 
-    async def _get(self, path: str, timeout_s: float | None) -> Answer:
-        request = _get_request(path, self.headers(self._server))
+    async def _get(self, path: str, timeout_s: float | None, method: str = "GET") -> Answer:
+        request = _get_request(path, self.headers(self._server))._replace(method=method)
         idle = await self.pool.take()
         if idle is not None:
             with suppress(ServerUnavailable):  # the server may have closed it a moment ago; a new connection tells

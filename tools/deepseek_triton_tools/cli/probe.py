@@ -185,7 +185,9 @@ def _health(client: Client, question: str) -> Verdict:
         return _unreachable(readiness.detail, readiness.url)
     if question == "live" or readiness.state == "ready":
         return Verdict(YES, question)
-    what = "Triton is not ready" if readiness.state == "starting" else "the model is not ready, or there is none"
+    if readiness.state == "missing":
+        return Verdict(NO, readiness.detail)
+    what = "Triton is not ready" if readiness.state == "starting" else "the model is not ready"
     return Verdict(NO, f"not ready: {what}; it loads, stops, or its engine has failed")
 
 

@@ -1,74 +1,23 @@
 """Waiting for a server that loads: its answers and its log say how far it is, and whether it will have the model."""
 
 import asyncio
-import json
 import os
 import re
 import time
-import urllib.request
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from deepseek_triton_client import AsyncClient, DeadlineExceeded, DeepseekTritonError, ModelNotFound, Readiness
+from deepseek_triton_client import AsyncClient, DeadlineExceeded, ModelNotFound, Readiness
 from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 from deepseek_triton_tools.tool_errors import ServerFailedError
-
-# Seconds for the server's answer.
-_ANSWER_S = 10.0
-# The end of Triton 2.51.0's message on a model that it neither has nor loads. A proxy's 404 has other words.
-_UNKNOWN = "is not found"
-
-
-async def missing_model(client: AsyncClient) -> str:
-    """Say in one line why the server will never have the model; "" while it may.
-
-    Triton's index also lists models that are in its repository and not loaded: somebody may still load them. Over gRPC,
-    and where we may not read the index, only the model's own answer decides.
-    """
-    try:
-        await client.metadata()
-    except ModelNotFound as error:
-        message = error.message
-    except DeepseekTritonError:
-        return ""
-    else:
-        return ""
-    if not message.endswith(_UNKNOWN):
-        return ""
-    rows = await asyncio.to_thread(_index, client.url)
-    if any(row.get("state") == "LOADING" for row in rows):
-        return ""
-    own = [row for row in rows if row.get("name") == client.model_name]
-    if own and not any(row.get("state") == "READY" for row in own):
-        return ""
-    names = {f"{row.get('name')}{' version ' + str(row['version']) if row.get('version') else ''}" for row in rows}
-    there = f"; it has {', '.join(sorted(names))}" if names else ""
-    return f"{client.url} has no such model: {message}{there}: give --model and --model-version as the server has them"
-
-
-def _index(url: str) -> list[dict[str, Any]]:
-    """Read Triton's index of its models by urllib: the client has no call for it. Empty if it can't be read. Blocks."""
-    if not url.startswith(("http://", "https://")):
-        return []
-    request = urllib.request.Request(f"{url.rstrip('/')}/v2/repository/index", data=b"", method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
-            rows = json.load(answer)
-    except (OSError, ValueError):  # the server wants a token or a certificate, or doesn't show its index
-        return []
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
 
 # Bytes read of a log that exists already: enough to tell the phase.
 _TAIL_BYTES = 64 * 2**10
 # Most bytes read at once.
 _STEP_BYTES = 2**20
 _KEPT_LINES = 2000
-# Seconds between two looks at whether the server has the model at all.
-_MISSING_PERIOD_S = 1.0
 
 # Phase -> a pattern of the line that begins it, in the usual order. The lines are of Triton 2.51, TensorRT-LLM 1.1 and
 # this project's backend. Where another release words a line differently, the phase stays as it is.
@@ -165,14 +114,11 @@ class Waiting:
     log: LogFollower | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     """Phase -> how many seconds it was seen."""
-    is_loading: bool = False
-    """Whether the server is ready, and the model is not."""
     _phase: str = ""
     _since: float = field(default_factory=time.monotonic)
 
     def see(self, readiness: Readiness) -> None:
         """Take a report. Raises ServerFailedError when the log says that the server won't become ready."""
-        self.is_loading = readiness.state == "loading"
         if self.log is not None:
             self.log.read()
             cause = "" if readiness.state == "ready" else self.log.failure(self.model_name)
@@ -199,22 +145,10 @@ class Waiting:
 async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float | None) -> None:
     """Return when the server is ready. Raises ServerFailedError when it isn't within `wait_s`, when its log says that
     it won't be, or when it has no such model; ProtocolError when it is no Triton."""
-
-    async def refuse_missing() -> None:
-        while True:
-            if waiting.is_loading and (why := await missing_model(client)):
-                raise ServerFailedError(why)
-            await asyncio.sleep(_MISSING_PERIOD_S)
-
-    ready = asyncio.ensure_future(client.wait_until_ready(wait_s, waiting.see))
-    missing = asyncio.ensure_future(refuse_missing())
     try:
-        await asyncio.wait({ready, missing}, return_when=asyncio.FIRST_COMPLETED)
-        await (ready if ready.done() else missing)
+        await client.wait_until_ready(wait_s, waiting.see)
+    except ModelNotFound as error:
+        raise ServerFailedError(str(error)) from error
     except DeadlineExceeded as error:
         words = f"; its log says last: {waiting.log.last_message}" if waiting.log and waiting.log.last_message else ""
         raise ServerFailedError(f"{error}{words}") from error
-    finally:
-        for task in (ready, missing):
-            task.cancel()
-        await asyncio.gather(ready, missing, return_exceptions=True)
