@@ -90,7 +90,8 @@ class HttpTransport:
         if error is not None:
             raise repeatable(error)
         if not body:
-            raise ProtocolError(f"{self._server.endpoint}: got an empty answer, as Triton's metrics port gives (8002 by default)")
+            what = "an empty answer, as Triton's metrics port gives (8002 by default)"
+            raise ProtocolError(f"{self._server.endpoint}: expected metadata, got {what}")
         return _metadata(json_object(body))
 
     async def index(self, timeout_s: float | None) -> list[dict[str, str]]:
