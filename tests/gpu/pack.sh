@@ -9,9 +9,11 @@ if [ $# != 3 ]; then
     echo "usage: $0 WORK PARTS LIMIT_MB" >&2
     exit 2
 fi
-work=$1 parts=$2 limit=$3
+mkdir -p "$1" "$2"
+work=$(cd "$1" && pwd) parts=$(cd "$2" && pwd) limit=$3
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3.12}
+prefix=$("$python" -c 'import sys; print(sys.base_prefix)')
 platforms=()
 for glibc in 2_39 2_35 2_34 2_31 2_28 2_27 2_26 2_24 2_17; do
     platforms+=(--platform "manylinux_${glibc}_x86_64")
@@ -26,7 +28,7 @@ if [ -e "$tree" ]; then
     echo "$tree is there already: remove it, or name another WORK" >&2
     exit 1
 fi
-mkdir -p "$tree/site" "$tree/python/bin" "$tree/python/lib" "$parts"
+mkdir -p "$tree/site" "$tree/python/bin" "$tree/python/lib"
 "$python" -m pip install -q --no-index --no-deps --no-compile --target "$tree/site" "$work"/wheels/*.whl
 
 cd "$tree/site"
@@ -36,10 +38,12 @@ find vllm/third_party/deep_gemm -name '_C.cpython-3*.so' ! -name '*-312-*' -dele
 python3 "$here/hopper_only.py" vllm/_C_stable_libtorch.abi3.so vllm/_moe_C_stable_libtorch.abi3.so \
     vllm/_flashmla_C.abi3.so
 # TileLang: sources for AMD, its own, and a second copy of the solver. Its kernels are compiled from the rest.
-rm -rf tilelang/3rdparty/composable_kernel
-find tilelang/src tilelang/3rdparty/cutlass -mindepth 1 -maxdepth 1 ! -name tl_templates ! -name include \
-    -exec rm -r {} +
-ln -sf libz3.so.4.15 z3/lib/libz3.so
+if [ -d tilelang ]; then
+    rm -rf tilelang/3rdparty/composable_kernel
+    find tilelang/src tilelang/3rdparty/cutlass -mindepth 1 -maxdepth 1 ! -name tl_templates ! -name include \
+        -exec rm -r {} +
+    ln -sf libz3.so.4.15 z3/lib/libz3.so
+fi
 # tritonserver: other Pythons' stubs.
 find pytriton/tritonserver/python_backend_stubs -mindepth 1 -maxdepth 1 ! -name 3.12 -exec rm -r {} +
 rm -f nvidia_pytriton.libs/libpython3-*
@@ -49,7 +53,6 @@ find numpy zmq jsonschema referencing -type d -name tests -prune -exec rm -r {} 
 strip --strip-unneeded xgrammar/libxgrammar_bindings.so
 
 # A Python with a shared library.
-prefix=$("$python" -c 'import sys; print(sys.base_prefix)')
 cp "$prefix"/lib/libpython3.12.so.1.0 "$tree/python/lib/"
 cp -a "$prefix"/lib/python3.12 "$tree/python/lib/"
 cp "$prefix"/bin/python3.12 "$tree/python/bin/"

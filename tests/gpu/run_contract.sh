@@ -11,8 +11,8 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 packages=(
     anyio attrs brotli certifi charset-normalizer gevent geventhttpclient greenlet grpcio h11 httpcore httpx
     hypothesis idna iniconfig jinja2 markdown-it-py markupsafe mdurl ml-dtypes packaging pluggy protobuf psutil
-    pygments pytest pytest-xdist execnet pyyaml requests rich shtab sortedcontainers typing-extensions urllib3 zope-event
-    zope-interface
+    pygments 'pytest<9.2' pytest-timeout pytest-xdist execnet pyyaml requests rich shtab sortedcontainers
+    typing-extensions urllib3 zope-event zope-interface
 )
 if [ $# = 2 ] && [ "$1" = --download ]; then
     exec python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
