@@ -289,6 +289,8 @@ def test_each_code_is_unique_and_has_its_words_on_the_page():
     assert (find_code("g010").code, find_code("G010").title in page) == ("G010", True)
     with pytest.raises(UnknownNameError):
         find_code("G999")
+    with pytest.raises(LookupError, match=r"^L999 .*data/rules\.yaml"):
+        _ = replace(RULES[0], code="L999").why
 
 
 def test_a_violation_is_one_line_with_a_fix_and_a_known_key():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal, TypeVar
 
 from deepseek_triton_build.data.own_files import load_yaml
@@ -41,21 +41,21 @@ class Code:
     @property
     def title(self) -> str:
         """A sentence that is true when nothing is wrong."""
-        return _words()[self.code]["title"]
+        return _words(self.code)["title"]
 
     @property
     def why(self) -> str:
         """The consequence when it is not true."""
-        return _words()[self.code]["why"]
+        return _words(self.code)["why"]
 
     @property
     def source(self) -> str:
-        return _words()[self.code]["source"]
+        return _words(self.code)["source"]
 
     @property
     def releases(self) -> str:
         """The releases that it holds for, in words."""
-        return _words()[self.code].get("releases", "all")
+        return _words(self.code).get("releases", "all")
 
     def finding(self, message: str, fix: str, *, file: str, line: int | None = None, key: str | None = None) -> Finding:
         """Return a finding whose texts are one line and safe to print, whatever they quote from the files."""
@@ -73,9 +73,14 @@ class Code:
 
 
 @cache
-def _words() -> Mapping[str, Mapping[str, str]]:
-    words: Mapping[str, Mapping[str, str]] = load_yaml("rules.yaml")
-    return words
+def _words(code: str) -> Mapping[str, str]:
+    words: Mapping[str, Mapping[str, str]] = _all_words()
+    if code not in words:
+        raise LookupError(f"{code} has no words: give it title, why and source in data/rules.yaml")
+    return words[code]
+
+
+_all_words = cache(partial(load_yaml, "rules.yaml"))
 
 
 _FOLLOWS: Mapping[str, frozenset[str]] = {
