@@ -20,6 +20,7 @@ from support.waiting import wait_for
 
 PROMPT = "Why is the sky blue?"
 ENDLESS = {"max_tokens": 4000, "ignore_eos": True}
+KINDS = ("simulated", "reference", "tensorrt_llm", "vllm", "vllm, generate()")
 ONE_AT_A_TIME = {"simulated", "reference", "tensorrt_llm"}
 """Engines that are started here with room for one running request."""
 
@@ -66,7 +67,7 @@ class Kind:
         self._stack.close()
 
 
-@pytest.fixture(params=["simulated", "reference", "tensorrt_llm", "vllm", "vllm, generate()"])
+@pytest.fixture(params=KINDS)
 def kind(request, tmp_path, monkeypatch, random_checkpoint):
     made = Kind(request.param, tmp_path, monkeypatch, random_checkpoint)
     yield made
@@ -205,6 +206,7 @@ def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(kind):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_before_the_start_there_is_nothing_and_options_are_checked(name, tmp_path):
+    assert name in KINDS, "the tests above don't run it"
     document = {"model": "m", "max_seq_len": 10, "triton_config": {"engine": name}}
     engine = create_engine(parse_config(document, version_dir=tmp_path))
     engine.stop()

@@ -5,6 +5,7 @@ from dataclasses import fields
 from deepseek_backend import contract, engine_warmup
 from deepseek_backend.config import ENGINE_NAMES
 from deepseek_backend.engines import ENGINES
+from deepseek_triton_build.catalog import gpus
 from deepseek_triton_build.planning import plan
 from deepseek_triton_client import InvalidRequest, Overloaded, PerfMetrics, SamplingParams, ServerUnavailable, Timeouts
 from deepseek_triton_client._core.checked_request import chat_request, prompt_request
@@ -13,6 +14,7 @@ from deepseek_triton_client._core.exceptions import BY_CODE
 from deepseek_triton_client._core.response_reader import OUTPUT_NAMES
 from deepseek_triton_client._core.sampling_params import LEFT_OUT, SAMPLING_FIELDS
 from deepseek_triton_client._http.http_errors import status_error
+from deepseek_triton_tools.doctor.gpu import _CATALOGUE_NAMES
 from deepseek_triton_tools.warming import server
 from support.contract_metadata import METADATA, on_the_wire
 
@@ -80,6 +82,10 @@ def test_code_and_status_agree():
 
 def test_configuration_backend_and_generator_know_the_same_engines():
     assert set(ENGINE_NAMES) == set(ENGINES) == set(plan.ENGINES)
+
+
+def test_generator_and_doctor_know_the_same_gpus():
+    assert set(gpus()) == {name for names in _CATALOGUE_NAMES.values() for name in names}
 
 
 def test_the_backends_warm_up_and_that_of_the_command_send_the_same_and_mean_the_same_by_steady():

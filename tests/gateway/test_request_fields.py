@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS, read_chat_request, will_think, with_effort
 from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS, read_completion_request
 from deepseek_triton_tools.gateway.model_front import openai_error
@@ -81,10 +82,14 @@ AS_GIVEN = {
 }
 VALUES = {name: (value, value) for name, value in AS_GIVEN.items()}
 VALUES |= {"max_tokens": (7.0, 7), "stop": ("END", ["END"])}
+# Of the contract, like the guided ones, what the gateway sets from other fields or not at all.
+ELSEWHERE = {"best_of", "logprobs", "exclude_input_from_output", "return_perf_metrics"}
 
 
 def test_a_sampling_field_arrives():
-    assert VALUES.keys() == SAMPLING.keys()
+    assert set(VALUES) == set(SAMPLING)
+    known = {CONTRACT_NAMES.get(name, name) for name in SAMPLING} | ELSEWHERE
+    assert known == {field.name for field in SAMPLING_FIELDS if not field.guided}
     for name, (given, expected) in VALUES.items():
         more = {"temperature": 1.0} if name == "n" else {}  # the model's own may be greedy
         for read in (chat, completion):

@@ -1,6 +1,6 @@
 """Realistic faults, each with the code and the words by which `check` has to find it.
 
-tests/build/test_check_faults.py puts them to it; run by itself, this prints what is not found so.
+tests/build/test_check_faults.py puts them to it. PYTHONPATH=tests python -m support.check_faults prints what is missed.
 """
 
 import json

@@ -43,7 +43,6 @@ from deepseek_triton_tools.tool_errors import ToolError
 _INFLIGHT = "triton_config.max_inflight"
 _FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set", "--disagg")
 """Options that only profile disagg has a use for."""
-_ENGINES_WITH_GPUS = ("tensorrt_llm", "vllm")
 _FOR_GPUS = (
     *("--gpu", "--gpus", "--precision", "--profile", "--trtllm", "--vllm", "--image"),
     *("--isl", "--osl", "--concurrency", "--from-bench", "--from-recipe", "--slo"),
@@ -54,6 +53,7 @@ _FOR_ONE_ENGINE = {
     "tensorrt_llm": ("--trtllm", "--relaxed-acceptance", "--allow-unpublished"),
     "vllm": ("--vllm", "--parallel"),
 }
+"""Engine that runs on GPUs -> the options that it alone has."""
 _BRIEF = 200
 """Most characters of a typed text that a message repeats."""
 _ATTENTION_DP = "enable_attention_dp"
@@ -333,7 +333,7 @@ def _engine(variant: str, asked: str | None) -> str | None:
 
 
 def _needs_gpu(variant: str, engine: str | None) -> bool:
-    return variant in variants() and _engine(variant, engine) in _ENGINES_WITH_GPUS
+    return variant in variants() and _engine(variant, engine) in _FOR_ONE_ENGINE
 
 
 def _has_sides(args: argparse.Namespace) -> bool:
