@@ -11,7 +11,7 @@ import pytest
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM
 from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.launch_settings import StopTimes
-from support.cached_checkpoint import write_checkpoint
+from support.check_faults import write_weights
 from support.commands import run_command
 from support.recording import become_by, recording
 from support.servers import build
@@ -33,7 +33,7 @@ def _surroundings(tmp_path, monkeypatch):
 def repository(tmp_path_factory):
     """Beside its checkpoint."""
     folder = tmp_path_factory.mktemp("built")
-    write_checkpoint(folder / "R1")
+    write_weights(folder / "R1")
     return build(folder / "repository", "deepseek-r1", "--gpu", "h200", "--model", str(folder / "R1"))
 
 
