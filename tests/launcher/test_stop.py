@@ -3,7 +3,10 @@
 import json
 import os
 import secrets
+import shutil
 import subprocess
+
+import pytest
 
 from support.supervising import PYTHON, SUPERVISE, rank_of, runs
 from support.waiting import PATIENCE_S, wait_for
@@ -29,9 +32,13 @@ def write_record(folder, **facts):
 
 
 def test_a_stop_without_a_launch_succeeds(tmp_path):
-    for arguments in (["--repository", str(tmp_path)], ["0123abcd"]):
+    for arguments, code in (
+        (["--repository", tmp_path], 0),
+        (["0123abcd"], 0),
+        (["--repository", tmp_path / "gone"], 2),
+    ):
         stopped = ask(tmp_path, "stop", *arguments)
-        assert (stopped.returncode, "nothing runs" in stopped.stdout) == (0, True)
+        assert (stopped.returncode, "nothing runs" in stopped.stdout + stopped.stderr) == (code, True)
 
 
 def test_a_process_that_is_not_the_recorded_one_gets_no_signal(tmp_path):
@@ -45,6 +52,16 @@ def test_a_process_that_is_not_the_recorded_one_gets_no_signal(tmp_path):
         assert runs(bystander.pid)
         assert not path.exists()
         bystander.kill()
+
+
+def test_the_processes_of_a_container_are_not_this_machines(tmp_path):
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "env", "DEEPSEEK_TRITON_LAUNCH=c0c0c0c0"]
+    with subprocess.Popen([*inside, "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE) as container:
+        if not container.stdout.readline():
+            pytest.skip("no namespace of process numbers here")
+        listed = ask(tmp_path, "list").stdout
+        container.kill()
+    assert "c0c0c0c0" not in listed
 
 
 def test_a_folder_that_is_not_this_users_alone_is_refused(tmp_path):
@@ -93,6 +110,7 @@ def test_stop_by_repositories_ends_only_their_launches(supervise, tmp_path):
         running.append(supervise(*rank_of("sleep", "1000"), options=["--repository", str(tmp_path / name)]))
     one, two, three = running
     wait_for(lambda: all(each.ranks() for each in running))
+    shutil.rmtree(tmp_path / "three")
     stopped = one.ask("stop", "--repository", f"{tmp_path}/./one", "--repository", f"{tmp_path}/three")
 
     assert set(stopped.stdout.splitlines()) == {f"{each.launch}: stopped" for each in (one, three)}

@@ -213,7 +213,7 @@ def add_options(verb: VerbParser) -> None:
     verb = add_verb(forms, "stop", "stop what you have started on this machine with local, mpirun or serve")
     verb.runs(_stop, "deepseek-triton launch stop r1", "deepseek-triton launch stop --all --now")
     verb.add_argument("targets", nargs="*", type=words, metavar="ID|DIR", help="from launch list, or a folder")
-    option(verb, "--all", "stop everything that launch list shows")
+    option(verb, "--all", "stop everything but containers")
     option(verb, "--now", "don't wait for open requests")
     verb = add_verb(forms, "list", "list what you have started on this machine with local, docker, mpirun or serve")
     verb.runs(_list, "deepseek-triton launch list", "deepseek-triton launch list --json")

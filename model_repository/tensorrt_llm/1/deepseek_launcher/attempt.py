@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from deepseek_launcher import launch_tag, launches, processes
+from deepseek_launcher import launch_tag, processes
 from deepseek_launcher.command import option
 from deepseek_launcher.launch_tag import (
     LAUNCH_VARIABLE,
@@ -196,7 +196,7 @@ class Supervision:
             id=self.tag.launch,
             pid=me.pid,
             started=me.started,
-            namespace=launches.namespace(),
+            namespace=processes.namespace(),
             state="loading",
             ports=self.options.ports,
             repository=str(repository.absolute()) if repository else None,

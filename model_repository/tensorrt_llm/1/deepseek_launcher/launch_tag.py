@@ -82,14 +82,17 @@ def members(tag: LaunchTag, *, spare: Collection[int] = ()) -> list[Process]:
 
 
 def processes_by_launch() -> dict[str, list[Process]]:
-    """Return the tagged processes of this user on this machine, by the id of their launch."""
+    """Return the tagged processes of this user on this machine, by the id of their launch.
+
+    A machine shows its root the processes of its containers too, which are not its own to stop.
+    """
     by_launch: dict[str, list[Process]] = {}
-    spared = processes.ancestors(os.getpid())
+    spared, here = processes.ancestors(os.getpid()), processes.namespace()
     for process in processes.all_processes():
         if process.pid in spared or not processes.is_this_users(process.pid):
             continue
         launch = processes.environment_of(process.pid).get(LAUNCH_VARIABLE, "")
-        if is_launch_id(launch):
+        if is_launch_id(launch) and processes.namespace(process.pid) == here:
             by_launch.setdefault(launch, []).append(process)
     return by_launch
 

@@ -46,16 +46,8 @@ class LaunchRecord:
     def supervisor(self) -> Process | None:
         """Return the supervisor's process; None when it has ended or can't be seen from here."""
         process = look_up(self.pid)
-        same = process is not None and process.started == self.started and self.namespace == namespace()
+        same = process is not None and process.started == self.started and self.namespace == processes.namespace()
         return process if same else None
-
-
-def namespace() -> str:
-    """Return the name of this process's namespace of process numbers, as `pid:[4026531836]`."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 def record_folder() -> Path:
@@ -217,7 +209,7 @@ def find_launches() -> list[Launch]:
     records = {
         record.id: record
         for record in read_records()
-        if launch_tag.is_launch_id(record.id) and (record.namespace == namespace() or record.id in tagged)
+        if launch_tag.is_launch_id(record.id) and (record.namespace == processes.namespace() or record.id in tagged)
     }
     launches = []
     for launch in sorted(tagged.keys() | records.keys()):
@@ -251,7 +243,7 @@ def stop(
 ) -> int:
     """End launches and wait until no process of them is left; return 0, also when there was no such launch.
 
-    :raises UsageError: when an id is no launch id, or when no launch was named.
+    :raises UsageError: when an id is no launch id, nothing runs from a folder that isn't there, or no launch was named.
     :raises StillRunningError: when a process can't be killed.
     """
     if wrong := [name for name in ids if not launch_tag.is_launch_id(name)]:
@@ -259,12 +251,15 @@ def stop(
     if not ids and not repositories and not everything:
         raise UsageError("say which: an ID of `supervise.py list`, --repository DIR, or --all")
     folders = {folder.resolve() for folder in repositories}
-    chosen = []
+    chosen, served = [], set()
     for launch in find_launches():
-        repository = launch.record.repository if launch.record else None
-        serves = repository is not None and Path(repository).resolve() in folders
-        if everything or launch.id in ids or serves:
+        repository = Path(launch.record.repository).resolve() if launch.record and launch.record.repository else None
+        served.add(repository)
+        if everything or launch.id in ids or repository in folders:
             chosen.append(launch)
+    idle = sorted(folders - served)
+    if gone := [str(folder) for folder in idle if not os.path.isdir(folder)]:
+        raise UsageError(f"nothing runs from {', '.join(gone)}, which is no folder: `list` shows what runs")
     # Every supervisor gets its signal before the first one is waited for.
     for launch in chosen:
         # One that is stopping already would take a second SIGTERM for a request to end at once.
@@ -273,8 +268,10 @@ def stop(
             processes.send(launch.supervisor, signal.SIGCONT)  # Ctrl-Z may have stopped it
     for name in ids:
         if name not in [launch.id for launch in chosen]:
-            say(f"{name}: nothing runs")
-    if not chosen and not ids:
+            say(f"{name}: nothing runs here; a container is ended by docker stop")
+    for folder in idle:
+        say(f"nothing runs from {folder}")
+    if everything and not chosen:
         say("nothing runs")
     for launch in chosen:
         _finish(launch, now=now)

@@ -93,6 +93,14 @@ def is_this_users(pid: int) -> bool:
         return False
 
 
+def namespace(pid: int | str = "self") -> str:
+    """Return the name of its namespace of process numbers, as `pid:[4026531836]`; "" where we may not read it."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
 def environment_of(pid: int) -> dict[str, str]:
     """Return the variables that the process was started with; none when we may not read them."""
     try:

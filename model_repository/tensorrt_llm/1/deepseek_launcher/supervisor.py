@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from deepseek_launcher import launches
+from deepseek_launcher import launches, processes
 from deepseek_launcher.attempt import Attempt, End, Restarts, Supervision
 from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, LaunchTag, SupervisorGuard, own_launch_id
 from deepseek_launcher.options import RunOptions, UsageError
@@ -112,7 +112,7 @@ def run(options: RunOptions) -> int:
     # Two supervisors of one launch would kill each other's processes.
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(f"\0deepseek-triton/launch/{launches.namespace()}/{os.getuid()}/{tag.launch}")
+        claim.bind(f"\0deepseek-triton/launch/{processes.namespace()}/{os.getuid()}/{tag.launch}")
     except OSError as error:
         claim.close()
         raise UsageError(
