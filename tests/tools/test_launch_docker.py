@@ -318,3 +318,6 @@ def test_local_takes_the_wheels_server_where_there_is_no_other(launchable, monke
     monkeypatch.setenv("PATH", os.pathsep.join(f for f in folders if not os.path.exists(f"{f}/tritonserver")))
     *_, last = dry_run("local", launchable / "tiny").stdout.splitlines()
     assert last.startswith(f"exec {launchable}/tiny/start.sh --backend-directory=")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # the wheel's server needs a folder there
+    shown = dry_run("local", launchable / "tiny")  # without --dry-run what is noted here is refused
+    assert (shown.returncode, "/proc/none/" in shown.stderr) == (0, True)

@@ -77,7 +77,7 @@ def find_tritonserver(explicit: Path | None = None) -> Installation:
         return _wheel_installation(package)
     raise InstallationError(
         "no tritonserver on PATH, in /opt/tritonserver/bin or in this Python's environment: "
-        f"{install_extra('server')}; or run in NVIDIA's Triton container, or name one with --tritonserver"
+        f"{install_extra('server')}; or run in NVIDIA's Triton container, or put one on PATH"
     )
 
 

@@ -153,14 +153,23 @@ def local_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
 def local_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if missing := missing_programs(facts):
         yield (f"not on PATH: {', '.join(missing)}; run it in {facts.image}, as launch docker, slurm and kubernetes do")
+    elif _needs_server(facts, options):
+        try:
+            find_tritonserver()
+        except InstallationError as error:
+            yield str(error)
+
+
+def _needs_server(facts: LaunchFacts, options: LaunchOptions) -> bool:
+    """Return whether start.sh, which takes tritonserver from PATH, needs to be told of another."""
+    return facts.release is None and not shutil.which("tritonserver", path=dict(options.environment).get("PATH"))
 
 
 def render_local(facts: LaunchFacts, options: LaunchOptions) -> str:
     environment, server_args = server_environment(options), options.server_args
-    if facts.release is None and not shutil.which("tritonserver"):
-        with contextlib.suppress(InstallationError):  # start.sh reports that there is none
+    if _needs_server(facts, options):
+        with contextlib.suppress(InstallationError):  # local_requirements has said why
             server = find_tritonserver()
-            # start.sh looks for the server on PATH.
             path = server.environment.get("PATH") or os.environ.get("PATH", os.defpath)
             on_path = {"PATH": os.pathsep.join([str(server.binary.parent), path])}
             environment = {**server.environment, **on_path, **environment}
