@@ -16,6 +16,7 @@ from typing import Any
 from deepseek_triton_build.text import parse_yaml, safe_name
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools.host.units import sized
+from deepseek_triton_tools.host.whole_file import sweep, whole_file
 from deepseek_triton_tools.tool_errors import RepositoryError, ToolError
 
 
@@ -40,10 +41,12 @@ def write_documents(text: str, folder: Path) -> list[str]:
         names[f"{fields['kind'].lower()}-{fields['metadata']['name']}.yaml"] = content
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
         for other in sorted({path.name for path in folder.iterdir()} - names.keys()):
             raise ToolError(f"--output {folder}: expected no other file there, got {other}: all of it is applied")
         for name, content in names.items():
-            (folder / name).write_text(f"{content}\n", encoding="utf-8")
+            with whole_file(folder / name) as file:
+                file.write(f"{content}\n")
     except OSError as error:
         raise ToolError(f"--output {folder}: can't be written to: {error.strerror}") from error
     return [*names]
