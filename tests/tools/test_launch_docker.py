@@ -44,7 +44,7 @@ def dry_run(form, folder, *options):
 @pytest.fixture
 def launched(tmp_path, monkeypatch):
     """Run the printed text, check that the command becomes the same text, and return docker's arguments."""
-    docker = recording(tmp_path / "bin", "docker")
+    docker = recording(tmp_path / "bin", "docker", after="if sys.argv[1] == 'ps': print('ended')")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
     def run(folder, *options):
@@ -52,7 +52,8 @@ def launched(tmp_path, monkeypatch):
         command = become_by(monkeypatch, "launch", "docker", *map(str, (folder, *options)))
         assert command == ["bash", "-c", text, "launch"]
         subprocess.run(command, check=True)
-        args: list[str] = docker.calls[-1]["args"]
+        ps, rm, args = (call["args"] for call in docker.calls[-3:])
+        assert (f"label={containers.LABEL}" in ps, rm) == (True, ["rm", "ended"])
         return args
 
     return run
@@ -119,7 +120,7 @@ def test_options(launched, repository):
         ("--network b --address 127.0.0.1", ["--publish 127.0.0.1:8001:8001"], ["_ADDRESS"]),
         ("--network b --address ::1", ["--publish [::1]:8000:8000"], ["_ADDRESS"]),
         ("--restart unless-stopped", ["--restart unless-stopped"], ["--rm"]),
-        ("--detach --name r1", ["--detach", "--name r1"], []),
+        ("--detach --name r1", ["--detach", "--name r1"], ["--rm"]),
         ("--image mine:1", ["mine:1 "], [IMAGE]),
         ("--interface eth1", ["--env INTERFACE=eth1"], []),
         ("--ready-within 0 --max-restarts 0", ["READY_WITHIN=0", "MAX_RESTARTS=0"], []),

@@ -72,8 +72,8 @@ _IPC_HOST = """
     """
 _DOCKER = """
     --network NAME  docker's network: host (default), or another, where the three ports are published
-    --restart POLICY  docker's restart policy, such as unless-stopped (default: none, remove the container)
-    --detach  run it in the background
+    --restart POLICY  docker's restart policy, such as unless-stopped (default: none)
+    --detach  run it in the background; it stays when it has ended, with its log
     """
 _NODES = """
     --hosts A,B  the nodes, this one first
@@ -463,18 +463,16 @@ def _list(args: argparse.Namespace) -> int:
         complain(f"note: docker does not answer within {_DOCKER_S} s: its containers are left out")
     if answer is None or not answer.stdout:
         _supervise(*command)
-    asked = {"": _supervisor(*command)}
+    asked, rows = {"": _supervisor(*command)}, list[Any]()
     for name, _, supervisor in (line.partition("\t") for line in answer.stdout.splitlines()):
-        asked[name] = ["docker", "exec", name, "python3", supervisor, *command]
-    # By id: the machine may show the processes of a container as a launch without a supervisor.
-    launches: dict[str, Any] = {}
+        if supervisor:  # none in a container without Triton
+            asked[name] = ["docker", "exec", name, "python3", supervisor, *command]
     for name, question in asked.items():
         said = subprocess.run(question, stdout=subprocess.PIPE, encoding="utf-8").stdout
         if args.json:
-            launches |= {row["id"]: row | {"container": name or None} for row in json.loads(said or "[]")}
+            rows += [row | {"container": name or None} for row in json.loads(said or "[]")]
         elif not said.startswith("nothing"):
-            launches |= {line.split()[0]: f"{line}  {name}".rstrip() for line in said.splitlines()}
-    rows = [*launches.values()]
+            rows += [f"{line}  {name}".rstrip() for line in said.splitlines()]
     with to_reader():
         print(json.dumps(rows, indent=2) if args.json else "\n".join(rows) or "nothing runs")
     return 0

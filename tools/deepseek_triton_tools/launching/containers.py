@@ -27,7 +27,7 @@ KERNELS_MOUNT = "/var/cache/deepseek-triton"
 """Path inside containers."""
 
 LABEL = "deepseek-triton.supervisor"
-"""Label of the containers: the supervisor's path in them."""
+"""Label of the containers: the supervisor's path in them; "" without Triton."""
 
 KERNEL_CACHES: Mapping[str, str] = {
     # cpp/tensorrt_llm/deep_gemm/compiler.cuh; ~/.tensorrt_llm without it.
@@ -208,7 +208,9 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
         "version": __version__,
         "source": for_comment(facts.source),
         "start": shlex.join([str(facts.start_script), *options.server_args]),
-        "is_removed": not options.restart,
+        "is_removed": not options.restart and not options.detach,
+        "name_pattern": shlex.quote("^/?" + container_name(facts, options).replace(".", r"\.") + "$"),
+        "label": LABEL,
     }
     return start_script.filled("docker.sh", values | docker_run(facts, options))
 
@@ -235,7 +237,7 @@ def docker_run(facts: LaunchFacts, options: LaunchOptions) -> dict[str, Any]:
     return {
         "folders": shlex.join(created_folders(facts, options)),
         "name": container_name(facts, options),
-        "supervisor_label": shlex.quote(f"{LABEL}={facts.supervisor}"),
+        "supervisor_label": shlex.quote(f"{LABEL}={facts.supervisor if facts.has_triton else ''}"),
         "restart": options.restart and shlex.quote(options.restart),
         "detach": options.detach,
         "exit_timeout_s": options.exit_timeout,

@@ -1,12 +1,13 @@
 # The name for docker stop, logs and exec.
 docker run --name @@{name}
+# It is a container of this project.
+#if has_triton
+# launch list asks the supervisor in it by this.
+#end
+--label @@{supervisor_label}
 #if is_removed
 # The name is free again once the container has ended.
 --rm
-#end
-#if has_triton
-# launch list asks the supervisor in the container by this.
---label @@{supervisor_label}
 #end
 #if restart
 # As requested.
