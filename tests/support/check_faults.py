@@ -308,6 +308,10 @@ def moved(path, to):
     return lambda root: (root / path).rename(root / to)
 
 
+def unrunnable(script):
+    return lambda root: (root / script).chmod(0o644)
+
+
 def export(script, text):
     return line(script, f"export {text}")
 
@@ -390,7 +394,7 @@ FILES = {
 }
 """Name in the table -> the file that it stands for."""
 WAYS = [put, rename, drop, line, below, indent, replace, gone, written, settled, json_name, both, cut, moved, export]
-WAYS += [folder, copied, gpu_device_ids]
+WAYS += [folder, copied, unrunnable, gpu_device_ids]
 WAYS_BY_NAME = {way.__name__: way for way in WAYS}
 TABLE = yaml.safe_load(TABLE_FILE.read_text("utf-8"))
 

@@ -44,6 +44,7 @@ LOST_ARGUMENTS = _error("S030")
 REPEATED_FLAG = _warning("S031")
 BROKEN_START = _error("S032")
 LOST_EXPORT = _warning("S033")
+NOT_EXECUTABLE = _error("S034")
 REFUSED_BY_ENGINE = _error("S027")
 
 WRONG_SETTING = _error("T001")

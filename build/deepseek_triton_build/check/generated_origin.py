@@ -108,6 +108,9 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
                 message = f"{safe_name(name)} was changed since it was generated"
                 fix = "nothing, if that was meant; deepseek-triton build --force writes the original again"
                 yield code.finding(message, fix if code is codes.CHANGED else _FIX, file=file)
+            if name.endswith(".sh") and not os.access(path, os.X_OK):
+                message = f"{safe_name(name)} can't be executed"
+                yield codes.NOT_EXECUTABLE.finding(message, "chmod +x it, or copy the folder with its modes", file=file)
     if gone:
         message = f"{first_names(gone)} {'is' if len(gone) == 1 else 'are'} gone since the folder was generated"
         yield codes.MISSING_FILE.finding(message, f"put the files back, or {_FIX}", file=next(iter(gone.values())))
