@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, is_inside, rea
 from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
-from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, sha256
+from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, is_settings_file, sha256
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION
 from deepseek_triton_build.text import first_names, safe_name
 
@@ -22,8 +23,6 @@ from deepseek_triton_build.text import first_names, safe_name
 _MOST_GPUS = 1_000_000
 _RECORDED = re.compile(rb'^(release|vllm): "([0-9.]+)"', re.MULTILINE)
 
-
-_FIX = "write the original again: deepseek-triton build --force"
 # Files whose absence is another finding. The record, and scripts, which lie beside the model, are read elsewhere.
 _ASKED_FOR = ("config.pbtxt", "1/model.yaml")
 
@@ -83,6 +82,13 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
     :param model: the folder of the stamp: a model's, or the one with a script for a program of TensorRT-LLM.
     :param root: what is checked. Files beside a model's folder are looked at only when the repository is checked.
     """
+    home = model.resolve().parent if stamp.is_of_triton else model.resolve()
+    if stamp.side and os.path.exists(home.parent / MANIFEST):  # a pair is built and upgraded as one
+        home = home.parent
+    upgrade = f"deepseek-triton upgrade {shlex.quote(str(home))} --apply"
+    options = read_stamp(home, "")[0].text("options") or stamp.text("options") or "VARIANT"
+    is_safe = options.isprintable() and not set(options) & set(";&|<>$`")  # a command from a stranger's folder
+    build = f"deepseek-triton build {options if is_safe else 'VARIANT'} --output NEW"
     gone: dict[str, str] = {}
     unreadable: dict[str, dict[str, str]] = {}
     for name, expected in stamp.files.items():
@@ -106,14 +112,19 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
                 elif within.startswith("1/") and within != "1/model.yaml":
                     code = codes.CHANGED_PROGRAM
                 message = f"{safe_name(name)} was changed since it was generated"
-                fix = "nothing, if that was meant; deepseek-triton build --force writes the original again"
-                yield code.finding(message, fix if code is codes.CHANGED else _FIX, file=file)
+                fix = f"remove the file, and write the original again: {upgrade}"
+                if code is codes.CHANGED:
+                    fix = f"nothing, if that was meant; {build} writes the original in another folder"
+                yield code.finding(message, fix, file=file)
             if name.endswith(".sh") and not os.access(path, os.X_OK):
                 message = f"{safe_name(name)} can't be executed"
                 yield codes.NOT_EXECUTABLE.finding(message, "chmod +x it, or copy the folder with its modes", file=file)
     if gone:
         message = f"{first_names(gone)} {'is' if len(gone) == 1 else 'are'} gone since the folder was generated"
-        yield codes.MISSING_FILE.finding(message, f"put the files back, or {_FIX}", file=next(iter(gone.values())))
+        fix = f"write them again, with your edits kept: {upgrade}"
+        if any(map(is_settings_file, gone)):  # which upgrade takes for the owner's wish
+            fix = f"put the files back: {build} writes them in another folder"
+        yield codes.MISSING_FILE.finding(message, fix, file=next(iter(gone.values())))
     for problem, files in unreadable.items():
         message, fix = f"{first_names(files)} can't be read: {problem}", "make them readable, for tritonserver too"
         yield codes.UNREADABLE.finding(message, fix, file=next(iter(files.values())))

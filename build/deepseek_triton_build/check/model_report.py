@@ -206,7 +206,7 @@ class _Model(ModelCheck):
         is_elsewhere = config is not None and backend_folder(config, self.folder) is not None
         if not is_generated and not is_elsewhere and not os.path.lexists(self.version_dir / name):
             message, file = f"{name} is missing, which Triton runs", f"{self.in_version}{name}"
-            fix = "put it there; deepseek-triton build --force writes this project's"
+            fix = "put it there; this project's is in every repository that deepseek-triton build writes"
             self.findings.append(codes.MISSING_FILE.finding(message, fix, file=file))
 
     def check_instances(self, config: ModelConfig) -> None:

@@ -4,7 +4,7 @@ import difflib
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,9 @@ def _checked(folder: Path, merged: FolderUpgrade) -> tuple[list[Finding], list[F
             path = result / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(folder.resolve() / name)
-        serious = [row for row in _findings(result) if row.severity != "note"]
+        was, now = str(result.resolve()), str(folder.resolve())
+        found = [replace(row, fix=row.fix.replace(was, now)) for row in _findings(result)]
+        serious = [row for row in found if row.severity != "note"]
     known = {(row.code, row.file, row.key) for row in _findings(folder)}
     return serious, [row for row in serious if row.severity == "error" and (row.code, row.file, row.key) not in known]
 

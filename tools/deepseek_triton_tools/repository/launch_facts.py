@@ -410,6 +410,6 @@ def _planned_size(source: str, stamp: Stamp, serving: Serving | None) -> int:
     if configured != planned:
         raise RepositoryError(
             f"{safe_name(source)}: {MODEL_YAML} asks for {configured} ranks, {START_SCRIPT} starts {planned}, and the "
-            "engine would wait for the others: deepseek-triton check tells more, build --force writes it anew"
+            "engine would wait for the others: correct one; deepseek-triton check tells more"
         )
     return planned
