@@ -83,6 +83,7 @@ def test_urls_that_are_none():
             "http://[::1",
             "grpc://gpu1/p",
             "http://a?b",
+            "http://a/x/v2/models/b/generate",
         ),
         *(b"http://gpu1", 7, None),
     ):

@@ -32,6 +32,7 @@ def test_an_address():
 def test_what_is_no_source():
     wrong = ["", "a", "a:port", "grpc://a:8001/x", "http://", "http://a:port", "http://a:99999", "http://u:secret@a:80"]
     wrong += ["http://a:8000?x=1", "http://a:8000#8002", "http://a:8000#metrics=", "http://a\n:8000"]
+    wrong += ["a:8000/v2"]
     for text in (*wrong, "dns+https://a:443", "dns+"):
         with pytest.raises(SourceError, match="expected") as caught:
             parse_source(text)

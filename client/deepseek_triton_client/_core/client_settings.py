@@ -207,6 +207,8 @@ class Endpoint:
         path = parts.path.rstrip("/") if parts else ""
         if parts is None or parts.query or parts.fragment or (parts.scheme in ("grpc", "grpcs") and path):
             raise InvalidRequest(f"{expected}, got {url!r}")
+        if re.search(r"/v2(/models|/health|/repository|$)", path):
+            raise InvalidRequest(f"url: expected the server's own address http://host:port, without /v2, got {url!r}")
         return cls(parts.scheme, str(parts.hostname), parts.port or _DEFAULT_PORTS[parts.scheme], path)
 
     @classmethod

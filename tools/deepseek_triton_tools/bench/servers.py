@@ -36,10 +36,7 @@ _LONG_FACTS = ("chat_template", "fields")
 
 
 def endpoint_of(urls: Sequence[str], kind: str | None) -> targets.Endpoint:
-    """Tell what kind of servers these are. Raises ToolError for a mixture, and for the address of a model."""
-    for url in urls:
-        if "/v2/models" in url:
-            raise ToolError(f"expected the server's own address, got {url}; name a model with --model", exit_code=2)
+    """Tell what kind of servers these are. Raises ToolError for a mixture."""
     kinds: set[targets.Endpoint] = set()
     for url in urls:
         if kind == "openai" or (kind is None and url.startswith("http") and url.rstrip("/").endswith("/v1")):

@@ -37,7 +37,15 @@ def add_client_options(verb: VerbParser) -> None:
 
 def address(text: str) -> str:
     """Type of a server's address, which may leave out http://."""
-    return text if "://" in words(text) else f"http://{text}"
+    from deepseek_triton_client import InvalidRequest
+    from deepseek_triton_client._core.client_settings import Endpoint
+
+    url = text if "://" in words(text) else f"http://{text}"
+    try:
+        Endpoint.parse(url)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(error.message.removeprefix("url: ")) from error
+    return url
 
 
 def add_address(

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from deepseek_triton_client import InvalidRequest
+from deepseek_triton_client._core.client_settings import Endpoint
 from deepseek_triton_tools.tool_errors import ToolError
 
 DEFAULT_PORT = 9000
@@ -153,7 +155,12 @@ def parse_address(text: str) -> ServerAddress:
         raise SourceError(expected)
     if is_grpc and not all(map(find_spec, ("grpc", "tritonclient"))):
         raise SourceError(f"{text}: gRPC needs one more package: pip install 'tritonclient[grpc]'")
-    return ServerAddress(_url(parts.scheme, host, port) + parts.path.rstrip("/"), metrics_port)
+    url = _url(parts.scheme, host, port) + parts.path.rstrip("/")
+    try:
+        Endpoint.parse(url)
+    except InvalidRequest as error:
+        raise SourceError(error.message.removeprefix("url: ")) from error
+    return ServerAddress(url, metrics_port)
 
 
 def _url(scheme: str, host: str, port: int) -> str:
