@@ -105,6 +105,7 @@ def test_every_wrong_row_is_named_before_anything_is_sent(run, model_server, fol
         '{"prompt": "a", "messages": "b"}': "got 'prompt', 'messages'",
         '{"prompt": 5}': "prompt: expected a text or token ids, got 5",
         '{"prompt": []}': "prompt: expected a text or token ids, got []",
+        '""': "prompt: expected a text or token ids, got ''",
         '{"prompt": [true]}': "prompt: expected",
         '{"prompt": "a", "max_token": 5}': "unknown field 'max_token'; did you mean 'max_tokens'?",
         '{"prompt": "a", "temperature": "hot", "top_k": 1.5}': "temperature: expected",

@@ -138,6 +138,9 @@ def _request(args: argparse.Namespace) -> Request:
         request = {"prompt": read_text(args.file or Path("-"))}
     else:
         request = {"prompt": args.prompt}
+    asked = request.get("prompt", "messages")
+    if not (asked if args.raw else asked.strip()):
+        raise ToolError(f"{given[0] if given else 'standard input'}: expected a prompt, got nothing", exit_code=2)
     return as_asked(request, chat=args.chat, system=args.system)
 
 

@@ -282,8 +282,9 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _problem_of_prompt(prompt: Any) -> str | None:
-    is_ids = isinstance(prompt, list) and prompt and all(type(token) is int and -1 < token < 2**31 for token in prompt)
-    return None if isinstance(prompt, str) or is_ids else f"prompt: expected a text or token ids, got {prompt!r:.100}"
+    is_ids = isinstance(prompt, list) and all(type(token) is int and -1 < token < 2**31 for token in prompt)
+    is_right = prompt and (isinstance(prompt, str) or is_ids)
+    return None if is_right else f"prompt: expected a text or token ids, got {prompt!r:.100}"
 
 
 class Output:
