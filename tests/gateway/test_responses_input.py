@@ -137,7 +137,9 @@ REFUSED = [
     ({"background": True}, "background", ""),
     ({"truncation": "auto"}, "truncation", "expected disabled"),
     ({"tools": [{"type": "web_search"}]}, "tools", "tools[0].type: expected function, got 'web_search'"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools[0].name: expected it here"),
     ({"tools": "f"}, "tools", "expected a list"),
+    ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice", "tool_choice.name: expected it here"),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice", "tool_choice.type: expected function or allowed_tools"),
     (
         {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "g"}]}, "tools": [TOOL]},

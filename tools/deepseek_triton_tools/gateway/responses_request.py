@@ -215,7 +215,8 @@ def read_responses_request(document: object) -> ResponsesRequest:
 
 def in_own_words(error: OpenAIError) -> OpenAIError:
     """An error of the chat request, or of the model's server, with the names that fields have in this API."""
-    message = with_names(_PLACE_OF_A_MESSAGE.sub("messages", error.message), _OWN_WORDS)
+    message = re.sub(r"^(tools\[\d+\])\.function\.", r"\1.", _PLACE_OF_A_MESSAGE.sub("messages", error.message))
+    message = with_names(message, _OWN_WORDS)
     chats = (error.param or "").partition(".")[0]
     param = _OWN_WORDS[chats].partition(".")[0] if chats in _OWN_WORDS else error.param
     return OpenAIError(
@@ -253,6 +254,12 @@ def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str
     return chat, echoed
 
 
+def _refuse_chats_form(where: str, given: Mapping[str, object]) -> None:
+    if "function" in given and "name" not in given:
+        message = f"{where}.name: expected it here: this API has no `function` object around it."
+        raise invalid(message, param=where.partition("[")[0])
+
+
 def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
     """The tools and the choice among them, in chat's form."""
     functions = []
@@ -264,6 +271,7 @@ def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
                 f"tools[{at}].type: expected function, got {tool.get('type')!r}. The gateway runs no tools itself."
             )
             raise invalid(message, param="tools", code="unsupported_value")
+        _refuse_chats_form(f"tools[{at}]", tool)
         names = ("name", "description", "parameters", "strict")
         functions.append({name: tool[name] for name in names if tool.get(name) is not None})
     if isinstance(choice, dict):
@@ -279,6 +287,7 @@ def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
                 functions = [function for function in functions if str(function.get("name")) in allowed]
                 choice = choice.get("mode", "auto")
             case "function":
+                _refuse_chats_form("tool_choice", choice)
                 choice = {"type": "function", "function": {"name": choice.get("name")}}
             case _:
                 message = f"tool_choice.type: expected function or allowed_tools, got {kind!r}."
