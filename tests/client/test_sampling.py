@@ -77,6 +77,9 @@ def test_a_mapping_stands_for_its_json():
 def test_a_negative_seed_counts_from_2_to_the_64_down():
     for seed, sent in ((-1, 2**64 - 1), (-(2**63), 2**63), (0, 0), (2**64 - 1, 2**64 - 1)):
         assert SamplingParams(seed=seed).seed == SamplingParams(seed=sent).merged({}).seed == sent
+    for name, expected in {"seed": r"from -2\^63", "tools": "a list or a text", "tool_choice": "a mapping or"}.items():
+        with pytest.raises(InvalidRequest, match=f"{name}: expected .*{expected}"):
+            SamplingParams(**{name: 1.5})
 
 
 def test_an_empty_list_is_not_sent():

@@ -30,6 +30,9 @@ def test_the_client_asks_a_gateway():
         for fields in ({"logprobs": 2}, {"chat_template_kwargs": "{"}):
             with pytest.raises(InvalidRequest, match=next(iter(fields))):
                 client.chat("Hi", **fields)
+        triton.script = answer(HELLO, event(finish_reason="timeout"))
+        assert client.generate("Hi", timeout_ms=5).finish_reason == "timeout"
+        assert triton.asked[-1]["timeout_ms"] == 5
         triton.script = answer(HELLO)  # it breaks off
         with pytest.raises(Exception, match="the model's server failed"):
             client.chat("Hi")

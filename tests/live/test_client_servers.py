@@ -135,14 +135,14 @@ def test_waiting_from_before_the_server_is_there(client_kind, waited: dict[str, 
 
 
 def test_a_model_that_never_comes(client_kind, tiny_server):
-    told: list[Readiness] = []
-    with (
-        client_kind.client(tiny_server, model_name="gpt") as client,
-        pytest.raises(ModelNotFound, match="'gpt' is not found; the server has tensorrt_llm version 1"),
-    ):
-        client.wait_until_ready(None, told.append)
-
-    assert [readiness.state for readiness in told] == ["missing"]
+    for settings in ({"model_name": "gpt"}, {"model_version": "9"}):
+        told: list[Readiness] = []
+        with (
+            client_kind.client(tiny_server, **settings) as client,
+            pytest.raises(ModelNotFound, match="is not found; the server has tensorrt_llm version 1"),
+        ):
+            client.wait_until_ready(None, told.append)
+        assert [readiness.state for readiness in told] == ["missing"]
 
 
 # --- A server that is told to exit ---

@@ -63,18 +63,6 @@ def test_the_twin_is_warmed_with_as_many_tokens_as_planned(
     assert before + sent <= served("requests_accepted_total") + 3 * 4  # counted a moment later
 
 
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [({"model": "nope"}, "'nope' is not found"), ({"model_version": "9"}, "'tensorrt_llm' version 9 is not found")],
-)
-def test_a_model_that_the_server_does_not_have_is_not_waited_for(
-    simulated_server: ServerProcess, warm: Any, scheme: str, asked: dict[str, str], words: str
-) -> None:
-    with pytest.raises(ServerFailedError, match=words):
-        warm(simulated_server, scheme, **asked)  # two hours
-
-
 def test_the_metrics_port_is_not_taken_for_a_server(simulated_server: ServerProcess) -> None:
     address = simulated_server.metrics_url.removesuffix("/metrics")
     with pytest.raises(ServerFailedError, match=r"does not answer as Triton: .*8002 has the metrics alone"):

@@ -68,9 +68,7 @@ class Transport(Protocol):
 
     async def metadata(self, timeout_s: float | None) -> ModelMetadata: ...
 
-    async def index(self, timeout_s: float | None) -> list[dict[str, str]]:
-        """Return name, version and state of each model in the server's repository; it may lack the latter two."""
-        ...
+    async def index(self, timeout_s: float | None) -> list[dict[str, str]]: ...  # name, perhaps version and state
 
     async def metrics(self, url: str, timeout_s: float | None) -> str:
         """Return the text at `url`, which is http:// or https://."""

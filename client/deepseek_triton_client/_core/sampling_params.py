@@ -192,7 +192,8 @@ class SamplingField:
         is_integer = self.name == "seed" and hasattr(value, "__index__") and not isinstance(value, bool)
         if is_integer and -(2**63) <= value < 0:
             value = int(value) + 2**64  # its input is unsigned
-        return checked(self.name, self.datatype, value)
+        also = ("a list or " if self.name == "tools" else "a mapping or ") if self.json else ""
+        return checked(self.name, self.datatype, value, also)
 
 
 def _normalized(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,18 +64,18 @@ _EXPECTED = {
     "BYTES": "a text",
     "BOOL": "true or false",
     "INT32": "a whole number from -2^31 to 2^31 - 1",
-    "UINT64": "a whole number from 0 to 2^64 - 1",
+    "UINT64": "a whole number from -2^63 to 2^64 - 1",  # the seed
     "FP32": "a number",
 }
 
 
-def checked(name: str, datatype: str, value: Any) -> Any:
-    """Return `value` as a plain Python object that fits the datatype. Raises InvalidRequest, naming `name`."""
+def checked(name: str, datatype: str, value: Any, also: str = "") -> Any:
+    """Return `value` as a plain Python object of the datatype. Raises InvalidRequest; `also`: what it expects too."""
     try:
         element = _plain(datatype, value)
         encode(datatype, [element])
     except (TypeError, ValueError, OverflowError, struct.error) as exc:
-        raise InvalidRequest(f"{name}: expected {_EXPECTED[datatype]}, got {value!r:.200}") from exc
+        raise InvalidRequest(f"{name}: expected {also}{_EXPECTED[datatype]}, got {value!r:.200}") from exc
     return element
 
 

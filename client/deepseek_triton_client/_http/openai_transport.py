@@ -21,14 +21,15 @@ _TRITON_MODEL = "tensorrt_llm"
 """The name that nobody gave. OpenAI's models have other names, and then the first one is asked."""
 _NOT_READ = ("logprobs", "tools", "tool_choice")
 """Fields whose results come in other forms than Triton's."""
-_BESIDE = (*GUIDES, "add_special_tokens", "priority")
-"""Fields that vLLM takes beside its sampling parameters."""
+_BESIDE = (*GUIDES, "add_special_tokens", "priority", "timeout_ms")
+"""Fields that vLLM takes beside its sampling parameters, and of the gateway's the last one."""
 _FIELDS = {
     field.tensor_name: field
     for field in SAMPLING_FIELDS
     if (field.vllm or field.json or field.name in _BESIDE) and field.name not in _NOT_READ
 }
 _OUTPUTS = ("text_output", "sequence_index")
+_LATE = {"finish_reason": "length", "stop_reason": "timeout"}.items()
 
 
 def http_transport(endpoint: Endpoint, settings: Settings, new_socket: NewSocket) -> HttpTransport:
@@ -100,7 +101,7 @@ def _outputs(data: bytes) -> Outputs | None:
             "text_output": [d.get("content") or c.get("text") or "" for c, d in zip(choices, deltas, strict=True)],
             "sequence_index": [choice.get("index", 0) for choice in choices],
             "reasoning_output": [each.get("reasoning_content") or each.get("reasoning") or "" for each in deltas],
-            "finish_reason": [choice.get("finish_reason") or "None" for choice in choices],
+            "finish_reason": ["timeout" if c.items() >= _LATE else c.get("finish_reason") or "None" for c in choices],
         }
         if usage := event.get("usage"):
             outputs["num_input_tokens"] = [usage["prompt_tokens"]] * len(choices)
