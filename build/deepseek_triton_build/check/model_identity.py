@@ -204,24 +204,21 @@ def unchecked_facts(known: Identity, *, has_checkpoint: bool) -> Iterator[str]:
         yield "the checkpoint's files, because they are not on this machine (--model)"
 
 
-def absent_checkpoint(
-    document: Document, key: str, version_dir: Path, *, strict: bool, is_inside: bool = False
-) -> Finding:
+def absent_checkpoint(document: Document, key: str, version_dir: Path, options: CheckOptions, engine: str) -> Finding:
     """Return the finding about a checkpoint or tokenizer, given under `key`, that is no folder on this machine.
 
     :param version_dir: the folder from which a relative path counts.
-    :param is_inside: whether a relative path has to be there, because nothing is downloaded.
     """
     name = str(document.values[key])
     if os.path.isfile(path := version_dir / name):
         message = f"expected a checkpoint's folder, found the file {short_repr(name)}"
         return document.finding(codes.MODEL_GONE, key, message, f"name its folder: {safe_name(str(path.parent))}")
-    is_inside = is_inside and not os.path.isabs(name)
+    is_inside = engine == "reference" and not os.path.isabs(name)  # it downloads nothing
     if not is_inside and not name.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(name):
         message = f"{name} is a Hugging Face name and not a folder on this machine, so its files are not checked"
         fix = "nothing; to have its files checked, name the folder it was downloaded to with --model"
         return document.finding(codes.MODEL_ON_HUB, key, message, fix)
-    if strict or is_inside:
+    if options.strict or is_inside:
         message = f"expected a checkpoint at {short_repr(name)}, found no folder"
         return document.finding(codes.MODEL_GONE, key, message, "correct the path, or name the folder with --model")
     message = f"{short_repr(name)} is not on this machine; the container may have it"

@@ -73,7 +73,6 @@ MODEL_PY = "model.py"
 MODEL_JSON = "model.json"
 _TENSORRT_LLM = "tensorrt_llm"
 _VLLM = "vllm"
-_REFERENCE = "reference"
 # The kind of instances that Triton's vLLM backend asks for, and one that it takes for a single GPU.
 _KIND, _OF_ONE_GPU = "KIND_MODEL", "KIND_GPU"
 _NAMES_MODEL = re.compile(rb'"model"\s*:')
@@ -244,7 +243,7 @@ class _Model(ModelCheck):
         self.find_model(document)
         self.num_ranks = _num_ranks(document, {**arguments.meant, **arguments.settings}, "context_parallel_size")
         is_generated = self.stamp.has_below(f"{self.version_dir.name}/{self.named_model}")  # and its checksums compared
-        if self.engine == _REFERENCE and self.named_model and not is_generated:
+        if self.engine == "reference" and self.named_model and not is_generated:
             folder = self.find_folder(document, "model", self.options.model_root)
             self.read_checkpoint(folder, folder, for_vllm=True)  # it goes by the index and config.json as vLLM does
         if is_embedded:
@@ -321,9 +320,7 @@ class _Model(ModelCheck):
         """Return the folder that is given under `key`, and report one that is not on this machine."""
         folder = find_checkpoint_folder(str(document.values[key]), self.version_dir, model_root)
         if folder is None:
-            is_inside, strict = self.engine == _REFERENCE, self.options.strict
-            found = absent_checkpoint(document, key, self.version_dir, strict=strict, is_inside=is_inside)
-            self.findings.append(found)
+            self.findings.append(absent_checkpoint(document, key, self.version_dir, self.options, self.engine))
         return folder
 
     def checkpoint(self, document: Document, *, for_vllm: bool = False) -> CheckpointFacts | None:

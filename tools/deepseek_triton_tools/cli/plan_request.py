@@ -574,8 +574,7 @@ def _model(given: str | None, named: _Named, precision: str | None) -> str | Non
     if not given:
         raise OptionError("--model: expected a folder or a Hugging Face name, found nothing")
     if os.path.isfile(given):
-        folder = os.path.dirname(os.path.abspath(given))
-        raise OptionError(f"--model {given}: expected a checkpoint's folder, found a file; name its folder: {folder}")
+        raise OptionError(f"--model {given}: expected a folder, found a file; name its folder: {Path(given).parent}")
     if os.path.isdir(given):
         return given if is_path(given) else f"./{given}"
     known = checkpoint_named(given, precision)

@@ -89,8 +89,7 @@ def _checkpoint(repository: Path, checked: CheckedModel, model: Path | None) -> 
         return os.path.abspath(model)
     # The backend too takes a relative path from model.yaml's folder.
     inside = (repository / checked.file).parent / checked.model
-    is_path = os.path.isabs(checked.model) or checked.model.startswith(".") or os.path.exists(inside)
-    if is_path or checked.engine == "reference":  # which downloads nothing
+    if checked.engine == "reference" or checked.model.startswith((".", "/")) or os.path.exists(inside):
         return os.path.abspath(inside)
     return checked.model
 

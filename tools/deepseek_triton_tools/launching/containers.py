@@ -196,9 +196,8 @@ def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     for source in facts.mounts.values():
         if not os.path.isdir(source):
-            folder = f"a file, not a folder: model.yaml has to name {safe_name(os.path.dirname(source))}"
-            found = folder if os.path.isfile(source) else "not on this machine: docker has nothing to mount"
-            yield f"the checkpoint {safe_name(source)} is {found}"
+            found = "a file: model.yaml has to name its folder" if os.path.isfile(source) else "not on this machine"
+            yield f"the checkpoint {safe_name(source)} is {found}; docker has nothing to mount"
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:

@@ -208,9 +208,8 @@ def _checked(folder: Path, merged: FolderUpgrade) -> tuple[list[Finding], list[F
             path = result / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(folder.resolve() / name)
-        was, now = str(result.resolve()), str(folder.resolve())
-        found = [replace(row, fix=row.fix.replace(was, now)) for row in _findings(result)]
-        serious = [row for row in found if row.severity != "note"]
+        moved = str(result.resolve()), str(folder.resolve())
+        serious = [replace(row, fix=row.fix.replace(*moved)) for row in _findings(result) if row.severity != "note"]
     known = {(row.code, row.file, row.key) for row in _findings(folder)}
     return serious, [row for row in serious if row.severity == "error" and (row.code, row.file, row.key) not in known]
 
