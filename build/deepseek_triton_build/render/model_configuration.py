@@ -58,11 +58,13 @@ def contract_tables() -> str:
         [f"`{field.name}`", _type(field.dtype) + ", a list" * field.many, field.range_text(), field.meaning]
         for field in tables.SAMPLING_FIELDS
     ]
+    inputs = _tensor_rows(tables.REQUEST_INPUTS)
+    inputs.append([f"`{tables.TIMEOUT_US.name}`", "INT64", "parameter", tables.TIMEOUT_US.meaning])
     errors = [
         [f"`{code.value}`", tables.TRITON_CODES[code], meaning] for code, meaning in tables.ERROR_MEANINGS.items()
     ]
     parts = [
-        _section("Inputs", _tensor_rows(tables.REQUEST_INPUTS), "input | type | shape | meaning"),
+        _section("Inputs", inputs, "input | type | shape | meaning"),
         _section("Sampling fields", fields, "field | type | range | meaning"),
         _section("Outputs", _tensor_rows(tables.OUTPUTS), "output | type | shape | meaning"),
         _section("Error codes", errors, "code | Triton status | meaning"),

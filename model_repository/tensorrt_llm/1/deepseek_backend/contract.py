@@ -526,8 +526,8 @@ EXEMPT_PARAMETERS = frozenset({"id", "priority", "triton_enable_empty_final_resp
 
 TIMEOUT_US = _integer(
     "timeout",
-    "Triton's own request timeout, in microseconds; 0 means none. The one of gRPC reaches the model another way.",
+    "Triton's own request timeout: timeout_ms in microseconds; 0 means none, and of the two the shorter one counts.",
     low=0,
     high=2**63 - 1,
 )
-"""It comes as a request parameter only; there is no input of this name."""
+"""It comes as a request parameter only, and gRPC's another way; there is no input of this name."""
