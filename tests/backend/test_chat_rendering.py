@@ -120,7 +120,7 @@ class TemplateEngine:
 def make(tmp_path):
     def make(source, *, is_v32=False):
         engine = TemplateEngine(source, tmp_path)
-        return ChatRenderer(engine, find_chat_facts(engine, is_v32=is_v32), eos_token=EOS)
+        return ChatRenderer(engine, find_chat_facts(engine, is_v32=is_v32), eos_token=EOS, template=source)
 
     return make
 
@@ -312,7 +312,9 @@ def test_a_prefix_is_continued(make):
     for name, source in CHECKPOINTS.items():
         assert prompt(make(source), messages) == f"{BOS}<｜User｜>Hi<｜Assistant｜>{tags.get(name, '')}He</think>l"
     thought = f"{BOS}<｜User｜>Hi<｜Assistant｜><think></think>He</think>l"
-    assert prompt(make(LIKE_V31), messages, thinking=True) == thought
+    assert prompt(make(LIKE_V31), messages, thinking=True, enable_thinking=False) == thought
+    with pytest.raises(RequestError, match="did you mean 'thinking'"):
+        prompt(make(LIKE_V31), messages, thinkng=True)
     messages = [user("1"), says(None, tool_calls=[call("f", "{}")]), result("F", "f"), says("It", prefix=True)]
     assert prompt(make(LIKE_V31), messages).endswith(f"{given_back('F')[0]}It")
 

@@ -6,9 +6,11 @@ once in a conversation. So a conversation's calls and results are written here, 
 """
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 from deepseek_backend.contract import ErrorCode
@@ -30,7 +32,7 @@ from deepseek_backend.engines.tags import (
     ends_inside,
 )
 from deepseek_backend.errors import RequestError
-from deepseek_backend.field_values import read_json
+from deepseek_backend.field_values import quoted, read_json
 from deepseek_backend.messages import ToolUse, joined, without_old_reasoning
 from deepseek_backend.v4_prompt import Rendered, V4Form, render_v4
 
@@ -216,11 +218,16 @@ def _tried(engine: ChatEngine, messages: Messages, template_kwargs: Mapping[str,
         return ""
 
 
+_ALIKE, _MOST_COMPARED, _NAME_LENGTH = 0.85, 8, 64
+"""How alike a template's word and a misspelt argument are, and how much is compared: a request may give thousands."""
+
+
 class ChatRenderer:
     """Renders conversations for one engine. Any thread may use it."""
 
-    def __init__(self, engine: ChatEngine, facts: ChatFacts, *, eos_token: str) -> None:
+    def __init__(self, engine: ChatEngine, facts: ChatFacts, *, eos_token: str, template: str | None = None) -> None:
         self.facts = facts
+        self._words = {"documents", *re.findall(r"\w+", template or "")}
         self._engine = engine
         self._eos_token = eos_token
 
@@ -277,6 +284,11 @@ class ChatRenderer:
             text = "\n\n".join([*filter(None, system), facts.form.tools_text(tools)])
             others = [message for message in messages if message["role"] != "system"]
             messages = [{"role": "system", "content": text}, *others]
+        # Clients give several models the same arguments, as vLLM lets them: what is like no word of a template passes.
+        for name in sorted(template_kwargs.keys() - self._words)[:_MOST_COMPARED]:
+            if meant := get_close_matches(name[:_NAME_LENGTH], self._words, n=1, cutoff=_ALIKE):
+                message = f"the chat template has no {quoted(name)}; did you mean {meant[0]!r}?"
+                raise RequestError(f"chat_template_kwargs: {message}")
         turns = _Turns(messages, None if facts.shows_tools else facts.form, self._eos_token)
         if facts.quotes_arguments:
             turns.messages = [_with_objects(message) for message in turns.messages]

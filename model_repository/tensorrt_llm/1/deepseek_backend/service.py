@@ -134,7 +134,8 @@ class Service:
         kind = model_type(self.config)
         v4 = v4_form(kind, served_name(self.config.model), self.config.chat_encoding)
         facts = find_chat_facts(engine, is_v32=kind == "deepseek_v32", form=form, v4=v4)
-        self._chat = ChatRenderer(engine, facts, eos_token=tokenizer.special_tokens.get("eos_token", ""))
+        eos_token, template = tokenizer.special_tokens.get("eos_token", ""), tokenizer.chat_template
+        self._chat = ChatRenderer(engine, facts, eos_token=eos_token, template=template)
         ends = {tag: tokenizer.encode(tag, False) for tag in (CLOSING, *BEGINNINGS)}
         self._reasoning_ends = {ids[0]: int(tag == CLOSING) for tag, ids in ends.items() if len(ids) == 1}
 
