@@ -230,7 +230,7 @@ def test_the_release_comes_from_the_options_else_the_record_else_the_stamp_else_
     model = write(tmp_path) / "tensorrt_llm"
     known = lambda *options: check_repository(tmp_path, *options).models[0]  # noqa: E731
 
-    assert (known().release, known().release_from) == ("1.2.1", "default")
+    assert (known().release, known().release_from) == (PlanRequest.release, "default")
     assert only(check_repository(tmp_path), "S007").severity == "note"
     (model / "deepseek-triton.json").write_text(json.dumps({"release": "1.1.0"}))
     assert (known().release, known().release_from) == ("1.1.0", "tensorrt_llm/deepseek-triton.json")

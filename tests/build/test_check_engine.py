@@ -12,7 +12,7 @@ MODEL_YAML = "tensorrt_llm/1/model.yaml"
 
 @pytest.fixture
 def repository(tmp_path):
-    """R1 with MTP for 8 x H200, as generated for 1.2.1."""
+    """R1 with MTP for 8 x H200, as generated for the newest release."""
     plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", profile="latency"))
     write_repository(format_files("triton", plan, version="0"), tmp_path / "r1")
     return tmp_path / "r1"
@@ -20,7 +20,7 @@ def repository(tmp_path):
 
 @pytest.fixture
 def installed(repository, monkeypatch):
-    """The stand-in of 1.2.1, where `check` and its processes find packages. It is never imported here."""
+    """Its stand-in, where `check` and its processes find packages. It is never imported here."""
     monkeypatch.syspath_prepend(PACKAGE_PARENT)
     monkeypatch.setenv("STANDIN_RELEASE", str(repository / "tensorrt_llm/1/release.yaml"))
 
@@ -56,7 +56,7 @@ def test_its_errors_stand_beside_ours(repository, old, new, key, words, ours):
 
     finding = only(report, "S027")
     assert words in finding.message
-    assert "TensorRT-LLM 1.2.1 refuses it" in finding.message
+    assert f"TensorRT-LLM {PlanRequest.release} refuses it" in finding.message
     assert (finding.file, finding.key) == (MODEL_YAML, key)
     assert only(report, ours).severity == "error"
     assert key is None or finding.line == only(report, ours).line
@@ -68,7 +68,7 @@ def test_a_file_by_itself_is_asked_about_too(tmp_path):
     path = tmp_path / "extra.yaml"
     path.write_text("moe_config: {backend: CUTLASS, load_balancers: 1}\n")
 
-    report = check_repository(path, CheckOptions(release="1.2.1"))
+    report = check_repository(path, CheckOptions(release=PlanRequest.release))
 
     assert only(report, "S027").key == "moe_config.load_balancers"
 
@@ -76,9 +76,9 @@ def test_a_file_by_itself_is_asked_about_too(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_another_release_is_not_asked(repository):
-    report = check_repository(repository, CheckOptions(release="1.2.0"))
+    report = check_repository(repository, CheckOptions(release="1.1.0"))
 
-    assert any("1.2.1 is installed and 1.2.0 is checked against" in clause for clause in report.unchecked)
+    assert any(f"{PlanRequest.release} is installed and 1.1.0 is checked" in clause for clause in report.unchecked)
 
 
 RANKS = "import os\nraise ImportError(sorted(n for n in os.environ if 'RANK' in n))\n"

@@ -23,7 +23,7 @@ from deepseek_triton_build import (
 from deepseek_triton_build.arithmetic.gpu_memory import ready_within_s
 from deepseek_triton_build.check import check_repository
 from deepseek_triton_build.data.own_files import load_yaml
-from deepseek_triton_build.data.releases import find_dynamo, version_numbers
+from deepseek_triton_build.data.releases import RELEASES, find_dynamo, version_numbers
 from deepseek_triton_tools.cli.main import main
 from support.dynamo_forms import ALPHA, PAIRS, R1, REQUESTS, planned, planned_pair, text_of
 from support.flags import flat
@@ -265,7 +265,7 @@ def test_the_router_is_told_of_the_blocks_of_those_that_read_prompts():
 def test_every_release_is_rendered_with_the_keys_nearest_to_its_build(version):
     dynamo, plan = find_dynamo(version), planned(replace(R1, dynamo=version))
 
-    keys_of = {"1.3.0rc29": "1.3.0rc29", "1.3": "1.2.1", "1.2": "1.2.0", "1.1": "1.1.0"}
+    keys_of = {"1.3.0rc29": "1.3.0rc29", "1.3": RELEASES[0], "1.2": "1.2.0", "1.1": "1.1.0"}
     nearest = (keys for since, keys in keys_of.items() if version_numbers(dynamo.trtllm) >= version_numbers(since))
     assert plan.release.version == next(nearest)
     said = dynamo_mismatch(plan)

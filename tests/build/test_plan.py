@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, Workload, format_request, make_plan
-from deepseek_triton_build.catalog import RELEASES
+from deepseek_triton_build.catalog import RELEASES, load_release
 
 GIB = 2**30
 R1 = {"variant": "deepseek-r1", "gpu": "h200", "num_gpus": 8}
@@ -295,8 +295,8 @@ def test_the_budget_is_that_of_the_final_settings():
 
 
 def test_the_container_asked_for_is_the_one_named():
-    assert planned(container="26.05").image == "nvcr.io/nvidia/tritonserver:26.05-trtllm-python-py3"
-    assert planned().image == "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+    assert planned(release="1.2.1", container="26.05").image == "nvcr.io/nvidia/tritonserver:26.05-trtllm-python-py3"
+    assert planned().image == f"nvcr.io/nvidia/tritonserver:{load_release(RELEASES[0]).containers[0]}-trtllm-python-py3"
 
 
 def test_the_checkpoints_own_sampling_comes_before_the_model_cards(tmp_path):
@@ -324,7 +324,7 @@ REFUSED = [
     ({"precision": "int8"}, "unknown precision 'int8'"),
     ({"profile": "fast"}, "unknown profile 'fast'"),
     ({"engine": "sglang"}, "unknown engine 'sglang'"),
-    ({"release": "1.2.2"}, "unknown TensorRT-LLM release '1.2.2'"),
+    ({"release": "1.2.9"}, "unknown TensorRT-LLM release '1.2.9'"),
     (SIMULATED | {"preset": "fast"}, "unknown preset 'fast': known so far: b200x8"),
     ({"gpu": None}, "needs --gpu"),
     ({"num_gpus": 4}, "what works: --gpus 8"),
@@ -333,7 +333,7 @@ REFUSED = [
     ({"precision": "fp4"}, "Blackwell"),
     (B200 | {"precision": "w4a8"}, "W4AFP8"),
     ({"gpu": "a100"}, "Ampere"),
-    (V32 | {"release": "1.1.0"}, "what works: --trtllm 1.2.1"),
+    (V32 | {"release": "1.1.0"}, f"what works: --trtllm {RELEASES[0]}"),
     ({"variant": "deepseek-v3", "precision": "w4a8"}, "--model has to"),
     (V32 | {"precision": "w4a8"}, "W4AFP8 is for V3 and R1"),
     ({"engine": "reference"}, "runs on: tensorrt_llm, vllm"),
@@ -343,7 +343,7 @@ REFUSED = [
     ({"preset": "x"}, "simulated engine"),
     ({"release": "0.20.0"}, "use 0.21.0"),
     ({"release": "0.19.0"}, "0.19.0 can be checked only"),
-    ({"release": "0.19.0"}, "what works: --trtllm 1.2.1"),
+    ({"release": "0.19.0"}, f"what works: --trtllm {RELEASES[0]}"),
     ({"variant": "deepseek-v3", "mtp": 3, "relaxed_acceptance": True}, "R1"),
     ({"relaxed_acceptance": True}, "--mtp"),
     (lengths(163_840, 1024), "163,840"),

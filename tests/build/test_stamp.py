@@ -15,22 +15,22 @@ def manifest_of(plan):
     return json.loads(files[-1].content), files
 
 
-EIGHT = "build deepseek-r1 --gpu h200 --gpus 8"
+EIGHT, NEWEST = "build deepseek-r1 --gpu h200 --gpus 8", f"for TensorRT-LLM {R1.release}"
 LINES = [
     (TINY, "build tiny"),
     (replace(TINY, engine="simulated"), "build tiny --engine simulated"),
-    (R1, f"{EIGHT}, for TensorRT-LLM 1.2.1"),
+    (R1, f"{EIGHT}, {NEWEST}"),
     (
         replace(R1, profile="latency", release="1.1.0", workload=Workload(isl=1024), mtp=1),
         f"{EIGHT} --profile latency --mtp 1 --trtllm 1.1.0 --isl 1024, for TensorRT-LLM 1.1.0",
     ),
-    (replace(R1, overrides=(("stream_interval", 4),)), f"{EIGHT} --set stream_interval=4, for TensorRT-LLM 1.2.1"),
+    (replace(R1, overrides=(("stream_interval", 4),)), f"{EIGHT} --set stream_interval=4, {NEWEST}"),
     (replace(R1, release="1.1.0", container="26.01"), f"{EIGHT} --image 26.01, for TensorRT-LLM 1.1.0"),
     (replace(TINY, model="/a\nb\u2028c"), "build tiny --model '/a?b?c'"),
     (replace(TINY, model="/my models/it's"), """build tiny --model '/my models/it'"'"'s'"""),
     (
         replace(R1, overrides=(("tokenizer", "/a b/DeepSeek-R1"),)),
-        f"""{EIGHT} --set 'tokenizer="/a b/DeepSeek-R1"', for TensorRT-LLM 1.2.1""",
+        f"""{EIGHT} --set 'tokenizer="/a b/DeepSeek-R1"', {NEWEST}""",
     ),
     (replace(TINY, decoupled=False), "build tiny --no-decoupled"),
 ]
@@ -95,7 +95,7 @@ def test_the_manifest_says_what_the_folder_is():
     assert files[-1].path.as_posix() == f"tensorrt_llm/{MANIFEST}"
     assert manifest["version"] == "1.0"
     assert (manifest["variant"], manifest["gpu"], manifest["gpus"]) == ("deepseek-r1", "h200", 8)
-    assert (manifest["precision"], manifest["profile"], manifest["release"]) == ("fp8", "balanced", "1.2.1")
+    assert (manifest["precision"], manifest["profile"], manifest["release"]) == ("fp8", "balanced", R1.release)
     assert manifest["recipe"] == plan.recipe.id
     assert manifest["image"] == plan.image
     assert manifest["files"] == {f.path.as_posix(): hashlib.sha256(f.content).hexdigest() for f in files[:-1]}

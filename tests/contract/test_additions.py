@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from deepseek_triton_build.catalog import RELEASES, load_release
+
 ROOT = Path(__file__).parents[2]
 BUILD, BACKEND = "build/deepseek_triton_build", "model_repository/tensorrt_llm/1/deepseek_backend"
+NEWEST, TAG = RELEASES[0], load_release(RELEASES[0]).containers[0]
 RECORD = f"{BUILD}/data/records/trtllm-{{}}.yaml"
 CLIENT_FIELDS = "client/deepseek_triton_client/_core/sampling_params.py"
 # File -> what comes before which text of it.
@@ -28,10 +31,10 @@ EDITS = {
         "- gpus: [h999]\n  precision: fp8\n  ep: any\n  backends: [CUTLASS]\n  default: CUTLASS\n  source: a test\n\n",
     ),
     "tools/deepseek_triton_tools/doctor/gpu.py": ('    r"B200": ("b200",),\n', '    r"H999": ("h999",),\n'),
-    f"{BUILD}/data/releases.py": ('"1.2.1", "1.2.0"', '"9.9.9", '),
-    f"{BUILD}/data/spelling.yaml": ('"1.2.0", "1.2.1"]', '"9.9.9", '),
+    f"{BUILD}/data/releases.py": (f'"{NEWEST}", ', '"9.9.9", '),
+    f"{BUILD}/data/spelling.yaml": (f'"{NEWEST}"]', '"9.9.9", '),
     f"{BUILD}/data/trtllm_containers.yaml": (
-        '"26.07": {',
+        f'"{TAG}": {{',
         '"99.01": {trtllm: "9.9.9", cuda: "13.1.0.036", driver: "590.44.01"}\n',
     ),
     f"{BACKEND}/contract.py": (
@@ -84,10 +87,8 @@ def run(tmp_path_factory):
     copy = tmp_path_factory.mktemp("additions")
     for part in ("build", "client", "tools", "model_repository"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-    record = (copy / RECORD.format("1.2.1")).read_text("utf-8")
-    record = record.replace('release: "1.2.1"', 'release: "9.9.9"').replace(
-        'containers: ["26.07"', 'containers: ["99.01"'
-    )
+    record = (copy / RECORD.format(NEWEST)).read_text("utf-8")
+    record = record.replace(f'"{NEWEST}"', '"9.9.9"').replace(f'"{TAG}"', '"99.01"')
     (copy / RECORD.format("9.9.9")).write_text(record, "utf-8")
     for file, (place, addition) in EDITS.items():
         text = (copy / file).read_text("utf-8")

@@ -80,11 +80,8 @@ def test_code_and_status_agree():
         assert (by_status is ServerUnavailable) == (triton == "UNAVAILABLE")
 
 
-def test_configuration_backend_and_generator_know_the_same_engines():
+def test_the_parts_know_the_same_engines_and_gpus():
     assert set(ENGINE_NAMES) == set(ENGINES) == set(plan.ENGINES)
-
-
-def test_generator_and_doctor_know_the_same_gpus():
     assert set(gpus()) == {name for names in _CATALOGUE_NAMES.values() for name in names}
 
 

@@ -82,8 +82,7 @@ AS_GIVEN = {
 }
 VALUES = {name: (value, value) for name, value in AS_GIVEN.items()}
 VALUES |= {"max_tokens": (7.0, 7), "stop": ("END", ["END"])}
-# Of the contract, like the guided ones, what the gateway sets from other fields or not at all.
-ELSEWHERE = {"best_of", "logprobs", "exclude_input_from_output", "return_perf_metrics"}
+ELSEWHERE = {"best_of", "logprobs", "exclude_input_from_output", "return_perf_metrics"}  # or nowhere
 
 
 def test_a_sampling_field_arrives():

@@ -41,7 +41,7 @@ def test_it_says_what_it_wrote_and_how_to_run_it(tmp_path):
     for said in ("wrote", "replaced"):
         printed = built(output, *R1, "--set", "max_batch_size=1024")
         assert printed.startswith(f"{said} {output}: ")
-        words = ("KV cache", "26.07-trtllm", "requests at once", "\nWarnings and notes\n", "641 GiB for the container")
+        words = ("KV cache", "-trtllm-py", "requests at once", "\nWarnings and notes\n", "641 GiB for the container")
         assert [each for each in words if each not in printed] == []
         assert f"run it there: {shlex.quote(f'{output}/start.sh')}\n" in printed
     assert (output / "tensorrt_llm/1/release.yaml").is_file()

@@ -50,7 +50,7 @@ def checkpoint(folder, *, missing_bytes=0):
 
 def test_what_was_built_is_ok(repository):
     printed = checked(repository)
-    assert "deepseek-r1, fp8, 8 x h200; TensorRT-LLM 1.2.1" in printed
+    assert "deepseek-r1, fp8, 8 x h200; TensorRT-LLM " in printed
     assert "ok: 0 errors, 0 warnings" in printed
     assert checked(model_repository()).splitlines()[-1] == "ok: nothing found"
 

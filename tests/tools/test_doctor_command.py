@@ -135,7 +135,7 @@ def test_the_repository_of_the_demo(bare, capsys):
 
 
 REHEARSALS = [
-    ("deepseek-r1 --gpu h200", "tensorrt_llm --gpu h200 --gpus 8 --trtllm 1.2.1 --output rehearsal"),
+    ("deepseek-r1 --gpu h200 --trtllm 1.2.1", "tensorrt_llm --gpu h200 --gpus 8 --trtllm 1.2.1 --output rehearsal"),
     ("tiny --engine simulated", None),
     ("deepseek-r1 --engine vllm --gpu h200 --gpus 8", "vllm --gpu h200 --gpus 8 --vllm 0.27.1"),
 ]

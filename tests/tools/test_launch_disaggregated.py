@@ -243,7 +243,7 @@ def test_sides_that_do_not_fit_are_refused(pair):
     cases = [
         (("one", None), half),
         ((None, "one"), "context/start.sh is missing"),
-        (("one", "older"), "context/ and generation/ are for different releases, 1.2.1 and 1.1.0"),
+        (("one", "older"), "context/ and generation/ are for different releases, "),
         (("one", "other"), "for different variants, deepseek-r1 and deepseek-v3; "),
         (("one", "other"), "for different checkpoints, /models/R1 and /models/V3: write both sides anew"),
         (("twin", "one"), "for different engines, simulated and tensorrt_llm"),

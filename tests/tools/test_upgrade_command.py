@@ -269,7 +269,7 @@ def test_what_is_no_folder_to_upgrade_is_refused(folder, capsys, monkeypatch):
     place = folder.resolve()
     other = "1.2.1", "--apply"
     cases = [
-        (["r1-older", "--trtllm", "1.2"], "did you mean '1.2.1' or '1.2.0'?"),
+        (["r1-older", "--trtllm", "1.2"], "'1.2.1' or '1.2.0'?"),
         (["r1-older", "--vllm", "0.33.0"], "--vllm: only for --engine vllm"),
         (["r1-older", "--image", "26.7"], "did you mean '26.07'?"),
         (["r1-older/tensorrt_llm"], "is a model of a repository; name the repository, r1-older"),
