@@ -65,7 +65,7 @@ demo: $(DEMO)  ## see it work: a tiny DeepSeek on a real tritonserver, without a
 unit: $(INSTALLED)  ## run the quick tests, without a server: what you run while you work
 	@$(PYTEST) --numprocesses 3 -m "not (slow or nightly or documents)" $(UNIT)
 
-test: $(INSTALLED)  ## run the tests that a change must pass, WORKERS=6 at a time
+test: $(INSTALLED)  ## run the tests of the code, WORKERS=6 at a time
 	@$(PYTEST) -m "not (nightly or documents)"
 
 nightly: $(INSTALLED)  ## run what takes long by nature: campaigns, several hosts, whole lanes, the release
