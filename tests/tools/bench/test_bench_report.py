@@ -163,7 +163,7 @@ def test_repeated_runs_are_a_mean_with_bars_to_the_lowest_and_the_highest():
     assert "error_x" not in pareto_picture(ONE).figure["data"][1]
 
 
-def test_without_the_number_of_gpus_throughput_is_per_server(page_of):
+def test_without_the_number_of_gpus_throughput_is_per_address(page_of):
     unknown = named(made_up_point(4), name="unknown", gpus=None, urls=("http://a", "http://b"))
     expected = [ExpectedPoint(tps_user=1, tps_gpu=2)]
     data = pareto_picture([*ONE, *unknown], expected).figure["data"]
@@ -172,7 +172,7 @@ def test_without_the_number_of_gpus_throughput_is_per_server(page_of):
     assert [trace["y"] for trace in data if trace.get("name") == "unknown"] == [[whole / 2]]
     assert "expected" not in {trace.get("name") for trace in data}
     text = page_of([*ONE, *unknown], expected)
-    assert "per server, because the number of GPUs is not known" in text
+    assert "per address, because the number of GPUs is not known" in text
     assert "The expected figures are per GPU, so they are left out." in text
 
 
