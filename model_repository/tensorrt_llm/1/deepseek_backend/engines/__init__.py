@@ -39,8 +39,9 @@ def create_engine(config: BackendConfig) -> Engine:
     try:
         module = importlib.import_module(f"deepseek_backend.engines.{config.engine}")
     except ModuleNotFoundError as error:
+        extra = "; the extra `demo` of deepseek-triton has it" if config.engine == "reference" else ""
         raise ConfigError(
-            [f"engine {config.engine!r} needs the package {error.name!r}, which is not installed"]
+            [f"engine {config.engine!r} needs the package {error.name!r}, which is not installed{extra}"]
         ) from error
     engine: Engine = getattr(module, ENGINES[config.engine])(config)
     return engine
