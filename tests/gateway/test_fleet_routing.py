@@ -138,11 +138,12 @@ def test_sequences_and_tokens_both_count():
 
 def test_the_load_of_a_request():
     table = [
-        ({"text_input": "x" * 400}, (1, 100)),
+        ({"text_input": "x" * 400}, (1, 107)),
         ({"messages": "x" * 400, "tools": "x" * 40, "sampling_parameters": '{"max_tokens": 5, "top_p": 1}'}, (1, 115)),
-        ({"input_ids": [1, 2, 3], "sampling_parameters": '{"n": 2}'}, (2, 6)),
-        ({"text_input": "x" * 400, "sampling_parameters": '{"max_tokens": "many"}'}, (1, 100)),
-        ({"text_input": "x" * 400, "sampling_parameters": "no JSON"}, (1, 100)),
-        ({}, (1, 0)),
+        ({"input_ids": [1, 2, 3], "sampling_parameters": '{"n": 2, "best_of": 3}'}, (3, 30)),
+        ({"text_input": "x" * 400, "sampling_parameters": '{"max_tokens": "many"}'}, (1, 107)),
+        ({"text_input": "x" * 400, "sampling_parameters": "no JSON"}, (1, 107)),
+        ({}, (1, 7)),
     ]
-    assert [estimated_load(Call(inputs, "job")) for inputs, _ in table] == [load for _, load in table]
+    calls = [Call(inputs, "job", default_max_tokens=7) for inputs, _ in table]
+    assert list(map(estimated_load, calls)) == [load for _, load in table]

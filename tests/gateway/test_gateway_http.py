@@ -224,6 +224,8 @@ def leave(triton, client, body, path, *, until=b"", num_asked=1):
     """Send a request, and close the connection when these bytes have come and the server has been asked so often."""
     with leaving(str(client.base_url).rstrip("/") + path, body, until=until):
         wait_for(lambda: len(triton.asked) == num_asked)
+        (fleet,) = client.get("/fleet").json()["models"]
+        assert fleet["servers"][0]["own"][1] >= 256 * num_asked
 
 
 def until_stopped(wire):

@@ -16,7 +16,8 @@ from support.asgi_server import serving_app
 from support.waiting import PATIENCE_S
 
 Json = dict[str, Any]
-INFO = {"name": "tiny", "checkpoint": "/models/tiny", "max_seq_len": 4096, "thinking_switch": True}
+INFO = {"name": "tiny", "checkpoint": "/models/tiny", "max_seq_len": 4096, "default_max_tokens": 256}
+INFO |= {"thinking_switch": True}
 
 
 def event(**outputs: object) -> bytes:

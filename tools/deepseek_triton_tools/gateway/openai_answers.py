@@ -225,7 +225,9 @@ async def generate(
     if inputs["streaming"]:  # so that metrics go on while it does
         inputs = {**inputs, "return_num_output_tokens": True}
     inputs = await model.own_inputs(inputs)
-    call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [], [], late=late)
+    most = (await model.info()).default_max_tokens or 0
+    headers = record.upstream_headers
+    call = Call(inputs, record.upstream_id + suffix, affinity, headers, [], [], late=late, default_max_tokens=most)
     try:
         async with aclosing(model.fleet.generate(call)) as answer:
             async for parts in answer:

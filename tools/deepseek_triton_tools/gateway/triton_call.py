@@ -44,7 +44,8 @@ class Call(msgspec.Struct, frozen=True):
 
     inputs: the JSON body of Triton's generate endpoint without `id`. request_id: Triton's `id`, by which a stop
     request finds it. affinity: requests with equal bytes go to the same server if they can; None for no preference.
-    headers: such as traceparent, added to the request. tried: the URLs of the servers that were asked, the last being
+    default_max_tokens: the model's, of a request that names no max_tokens. headers: such as traceparent, added to the
+    request. tried: the URLs of the servers that were asked, the last being
     the one that answers; filled in by whoever chooses among several. context_tried: the same of the context servers.
     died: the URLs of the servers that may have died of the request; filled in like `tried`, for both roles.
     sent: the URLs of the servers that have been sent the request and have neither refused nor lost it; filled in like
@@ -63,6 +64,7 @@ class Call(msgspec.Struct, frozen=True):
     died: list[str] = []
     sent: list[str] = []
     late: Callable[[list[Part], UpstreamError | None], None] | None = None
+    default_max_tokens: int = 0
 
 
 class UpstreamError(Exception):
@@ -283,8 +285,9 @@ class Load(NamedTuple):
 class _Sizes(msgspec.Struct):
     """The sampling parameters that decide how much is generated."""
 
-    max_tokens: int = 0
+    max_tokens: int | None = None
     n: int = 1
+    best_of: int = 1
 
 
 def prompt_tokens(call: Call) -> int:
@@ -301,5 +304,7 @@ def estimated_load(call: Call) -> Load:
         sizes = msgspec.json.decode(str(call.inputs.get("sampling_parameters", "{}")), type=_Sizes)
     except msgspec.MsgspecError:  # the server says what is wrong with them
         sizes = _Sizes()
-    num_answers = max(1, sizes.n)
-    return Load(num_answers, num_answers * (tokens + max(0, sizes.max_tokens)))
+    num_answers = max(1, sizes.n, sizes.best_of)
+    # As the server counts them, which does not look at the context either.
+    max_tokens = call.default_max_tokens if sizes.max_tokens is None else max(0, sizes.max_tokens)
+    return Load(num_answers, num_answers * (tokens + max_tokens))
