@@ -385,8 +385,9 @@ def metrics(sequences, tokens, model="tensorrt_llm"):
 async def test_work_of_other_gateways_counts(servers):
     for port, sequences in ((8002, 9), (9000, 1)):
         servers[f"http://server-{port}:{port}"].metrics = metrics(sequences, 90)
-    urls = ["http://server-8002:8000", "http://server-9000:8000#metrics=9000"]
-    async with fleet_of(servers, urls, metrics_port=8002) as fleet:
+    wrong = ChangingSource("http://server-8002:8000 8003")
+    async with fleet_of(servers, [wrong, "http://server-9000:8000#metrics=9000"], metrics_port=8002) as fleet:
+        wrong.urls = ["http://server-8002:8000"]
         await until(lambda: all(server.others.sequences for server in fleet.servers()))
         assert [tuple(server.others) for server in fleet.servers()] == [(9, 90), (1, 90)]
         assert {await answer(fleet) for _ in range(20)} == {"http://server-9000:8000"}
@@ -439,7 +440,7 @@ class ChangingSource:
         self.num_reads += 1
         if isinstance(self.urls, Exception):
             raise self.urls
-        return [ServerAddress(url) for url in self.urls]
+        return [ServerAddress(*url.split()) for url in self.urls]
 
 
 async def test_servers_join_and_leave(servers, caplog):

@@ -257,17 +257,22 @@ class Fleet:
             self._leaving.append(member)
             _keep(self._tasks, self._leave(member))
         for url in addresses_by_url:
-            if url in self._members:
-                continue
             metrics_url = ""
             if (port := addresses_by_url[url].metrics_port or self._metrics_port) is not None:
                 host = str(urlsplit(url).hostname)
                 metrics_url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            known = self._members.get(url)
+            if known is not None and metrics_url == (known.metrics.url if known.metrics is not None else ""):
+                continue
+            metrics = self._connect_metrics(metrics_url) if metrics_url else None
+            if known is not None:
+                _keep(self._tasks, known.read_from(metrics))
+                continue
             member = FleetMember(
                 url,
                 self._model,
                 server=self._connect(url),
-                metrics=self._connect_metrics(metrics_url) if metrics_url else None,
+                metrics=metrics,
                 accept=self._accept,
                 role=roles[url],
                 is_shared=self._is_disaggregated,

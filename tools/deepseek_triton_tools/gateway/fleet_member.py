@@ -118,7 +118,7 @@ class FleetMember:
         self.leaving = False
         self.server = server
         self._model_path = f"/v2/models/{triton_model}/ready"
-        self._metrics = metrics
+        self.metrics = metrics
         self._metric_lines = re.compile(
             rb"^deepseek_triton_(inflight_sequences|inflight_tokens|ready|engine_running_requests|engine_waiting_requests|"
             rb'%b)\{[^}]*model="%b"[^}]*\} (\d{1,18})\b' % (_WORK[role], re.escape(triton_model).encode()),
@@ -207,6 +207,13 @@ class FleetMember:
             self._down(str(error))
 
     # Checks.
+
+    async def read_from(self, metrics: TritonServer | None) -> None:
+        """Take the metrics from there from now on."""
+        former, self.metrics = self.metrics, metrics
+        self._metrics_at, self._metrics_failed, self._no_metrics, self._others = 0.0, False, "", Load()
+        if former is not None:
+            await former.close()
 
     async def watch(self) -> None:
         """Check it again and again, until cancelled."""
@@ -302,18 +309,18 @@ class FleetMember:
 
     async def _read_metrics(self) -> str:
         """Take the load from the metrics, and the engine's health, for which Triton before 26.03 never asks a model."""
-        if self._metrics is None or time.monotonic() < self._metrics_at:
+        if (metrics := self.metrics) is None or time.monotonic() < self._metrics_at:
             return ""
         own = self._own
         problem = "they have nothing of this model"
         try:
-            status, body = await within(_ANSWER_S, self._metrics.get("/metrics"))
+            status, body = await within(_ANSWER_S, metrics.get("/metrics"))
             if status != 200:
                 body, problem = b"", f"HTTP {status}"
         except (TimeoutError, UpstreamError) as error:
-            body, problem = b"", str(error).removeprefix(f"{self._metrics.url}: ")
+            body, problem = b"", str(error).removeprefix(f"{metrics.url}: ")
         found = {name: float(number) for name, number in self._metric_lines.findall(body)}
-        self._take_metrics_problem("" if found else f"{self._metrics.url}/metrics: {problem}")
+        self._take_metrics_problem("" if found else f"{metrics.url}/metrics: {problem}")
         # What the server counts has our requests in it too. A moment lies between both counts, and the gateway only
         # estimates tokens, so it is never exact.
         there = Load(int(found.get(b"inflight_sequences", 0)), int(found.get(b"inflight_tokens", 0)))
@@ -385,14 +392,14 @@ class FleetMember:
             told = f"{self.url} is {state}" + (f": {reason}" if reason else "")
             _log.log(logging.INFO if state == "up" else logging.WARNING, "%s", told)
         self.state, self.reason = state, reason
-        for server in filter(None, (self.server, self._metrics)):
+        for server in filter(None, (self.server, self.metrics)):
             server.keep_idle(state == "up")  # one that exits waits until the last connection is closed
 
     async def close(self) -> None:
         self._drop_canary()
         await self.server.close()
-        if self._metrics is not None:
-            await self._metrics.close()
+        if self.metrics is not None:
+            await self.metrics.close()
 
 
 def _jittered(seconds: float) -> float:
