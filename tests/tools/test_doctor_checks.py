@@ -500,6 +500,7 @@ CASES = [
     ("leftovers", with_files({f"{SHM}_{LAUNCH}_1": b""}, running=(SERVER, A_STUB)), R1, "ok", "nothing"),  # of `serve`
     ("leftovers", machine(folders=frozenset()), R1, "ok", "nothing left"),
     ("docker", without("docker"), R1, "note", "none"),
+    ("docker", machine(), TWO_NODES, "note", "several nodes"),
     ("docker", ends("docker info", 1, err="Cannot connect to the Docker daemon\n"), R1, "note", "doesn't answer"),
     ("docker", told({"docker info": Done(code=0, out='{"runc":{}}')}), R1, "note", "nvidia-container-toolkit"),
     ("slurm", without("srun"), R1, "note", "srun not on PATH"),
@@ -570,21 +571,22 @@ def test_what_several_have_is_reported_once():
 def test_what_works():
     simulated = replace(TINY, engine="simulated")
     no_gpu, no_checkpoint = machine(runs={}, files={STUB: b""}), {STUB: b"", "/tiny/a": ""}
-    llm, local, mpirun = "tensorrt-llm", "launch-local", "launch-mpirun"
+    llm, local, mpirun, docker = "tensorrt-llm", "launch-local", "launch-mpirun", "launch-docker"
     cases = [
         # A need of the repository does not block the capabilities that don't serve it.
         (of_wheel(packages=DEMO), R1, {"demo": True, "simulated": True, llm: False, local: False}),
         (machine(disks=DOCKERS_SHM), R1, {llm: False, "simulated": True, local: False}),
-        (machine(taken={8000: "process 7"}), R1, {llm: False, "simulated": True, local: False}),
-        (no_gpu, R1, {llm: False, "simulated": True, mpirun: False}),
+        (machine(taken={8000: "process 7"}), R1, {llm: False, "simulated": True, local: False, docker: False}),
+        (no_gpu, R1, {llm: False, "simulated": True, mpirun: False, docker: False}),
         (having(deepseek__triton="0.1.0", pyyaml=None), R1, {local: False, mpirun: False}),
         (having(pyyaml=None), R1, {local: False, "simulated": False}),
-        (machine(runs={}, files=no_checkpoint), simulated, {llm: False}),
-        (without(ENTRY_POINT), R1, {llm: False, local: False, mpirun: False}),
+        (no_gpus(files=no_checkpoint), simulated, {llm: False, docker: True}),
+        (without(ENTRY_POINT), R1, {llm: False, local: False, mpirun: False, docker: True}),
         (with_files({"/tiny/a": ""}), TINY, {"demo": False, "simulated": True, local: False}),  # no tokenizers
         (machine(), simulated, {"demo": False, local: False}),  # there is no /tiny
         (with_files({"/tiny/a": ""}), simulated, {"demo": False, local: True}),
-        (machine(), R1, {llm: True, local: True, mpirun: True}),
+        (machine(), R1, {llm: True, local: True, mpirun: True, docker: True}),
+        (machine(), TWO_NODES, {docker: False}),
     ]
     for where, expected, works in cases:
         found = {each.id: each.works for each in assess_capabilities(examine(where, expected).findings, expected)}

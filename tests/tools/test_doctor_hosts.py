@@ -7,7 +7,7 @@ import json
 
 from deepseek_triton_tools.doctor.examine import HostReport
 from deepseek_triton_tools.doctor.exchanging_rank import STEP_PREFIX
-from deepseek_triton_tools.doctor.findings import Expected
+from deepseek_triton_tools.doctor.findings import CAPABILITIES, Expected
 from deepseek_triton_tools.doctor.hosts import (
     HostResult,
     Ssh,
@@ -100,6 +100,7 @@ def test_a_host_that_is_not_reached():
         assert (found.host, found.finding.level, found.finding.result) == ("b", "error", said)
         assert fix in found.finding.fix, said
         assert found.finding.blocks
+        assert set(found.needs) == set(CAPABILITIES)
     result = examine_by_command(["sh", "-c", "cat >/dev/null; echo 'deepseek-triton diagnosis {}'"], R1, host="b")
     assert "its report can't be read" in result.findings[0].finding.result
 

@@ -17,6 +17,7 @@ from deepseek_triton_tools.doctor.findings import (
     DOCKER,
     KUBERNETES,
     MPIRUN,
+    NEED_ENGINE,
     NEED_GPUS,
     NEED_REPOSITORY,
     NEED_TOOLS,
@@ -53,7 +54,7 @@ CHECKS: Sequence[MachineCheck] = (
     MachineCheck("torch", "PyTorch", (SERVE_VLLM,), software.check_torch),
     MachineCheck("locale", "locale", (SERVE_VLLM,), software.check_locale),
     MachineCheck("nvcc", "NVCC", (SERVE,), software.check_nvcc),
-    MachineCheck("known-bad", "known faults", NEED_GPUS, software.check_known_bad),
+    MachineCheck("known-bad", "known faults", NEED_ENGINE, software.check_known_bad),
     MachineCheck("mpi", "MPI", (SERVE, MPIRUN), mpi.check_mpi),
     MachineCheck("mpi-hello", "MPI, two ranks", (SERVE, MPIRUN), mpi.check_hello),
     MachineCheck("mpi-spawn", "MPI, spawning", (SERVE,), mpi.check_spawn),
@@ -65,7 +66,7 @@ CHECKS: Sequence[MachineCheck] = (
     MachineCheck("gpu-links", "GPU links", (), gpu.check_links),
     MachineCheck("gpu-persistence", "GPU persistence", (), gpu.check_persistence),
     MachineCheck("shm", "/dev/shm", NEED_TRITONSERVER, system.check_shm),
-    MachineCheck("memlock", "locked memory", NEED_GPUS, system.check_memlock),
+    MachineCheck("memlock", "locked memory", NEED_ENGINE, system.check_memlock),
     MachineCheck("nofile", "file descriptors", (), system.check_nofile),
     MachineCheck("stack", "stack", (), system.check_stack),
     MachineCheck("container", "container", (), system.check_container),
@@ -137,6 +138,8 @@ def _reported(check: MachineCheck, machine: Machine, expected: Expected, host: s
         finding = warning("the check itself failed", what, "this is a bug in doctor: report it with this line")
     of_repository = tuple(name for name in check.needs if name in NEED_REPOSITORY)
     needs = of_repository if isinstance(finding, RepositoryFinding) else check.needs
+    if check.needs == NEED_GPUS and not expected.uses_gpus:  # docker starts an embedded engine without one
+        needs = NEED_ENGINE
     return Reported(check=check.id, title=check.title, host=host, finding=finding, needs=needs)
 
 

@@ -168,11 +168,13 @@ MPIRUN = "launch-mpirun"
 SLURM = "launch-slurm"
 KUBERNETES = "launch-kubernetes"
 
-NEED_GPUS = (SERVE, SERVE_VLLM)
-NEED_TRITONSERVER = (*NEED_GPUS, DEMO, SIMULATED, LOCAL)
+NEED_ENGINE = (SERVE, SERVE_VLLM)
+NEED_GPUS = (*NEED_ENGINE, DOCKER)
+"""Those that need GPUs of this machine. Docker's container brings the rest."""
+NEED_TRITONSERVER = (*NEED_ENGINE, DEMO, SIMULATED, LOCAL)
 """Those that need a tritonserver on this machine."""
 NEED_REPOSITORY = (*NEED_GPUS, LOCAL)
-"""Those that serve the repository that was named."""
+"""Those that serve the repository that was named here."""
 NEED_TOOLS = (GENERATOR, WARM, DEMO, SIMULATED, LOCAL, DOCKER, MPIRUN, SLURM, KUBERNETES)
 """Those that need the packages of the extra `tools`."""
 
@@ -215,7 +217,7 @@ def is_for(capability: str, expected: Expected) -> bool:
     """Return whether the repository may have a use for it: not for another engine, nor for MPI on one node."""
     if capability == MPIRUN and expected.engine and not expected.has_several_hosts:
         return False
-    return capability not in (*NEED_GPUS, MPIRUN) or concerns((capability,), expected)
+    return capability not in (*NEED_ENGINE, MPIRUN) or concerns((capability,), expected)
 
 
 @dataclass(frozen=True, kw_only=True)

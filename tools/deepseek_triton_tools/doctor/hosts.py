@@ -248,26 +248,21 @@ def examine_here(machine: Machine, expected: Expected, *, host: str, python: str
     :param python: another Python that runs the checks, instead of this one.
     """
     if python is not None:
-        return examine_by_command([python, "-c", BOOTSTRAP], expected, host=host, needs=tuple(CAPABILITIES))
+        return examine_by_command([python, "-c", BOOTSTRAP], expected, host=host)
     return HostResult(host=host, report=examine(machine, expected, host=host), findings=())
 
 
 def examine_through(through: Sequence[str], expected: Expected, *, python: str | None) -> HostResult:
     """Examine by a command that runs another command, for example in a container."""
     command = [*through, python or "python3", "-c", BOOTSTRAP]
-    return examine_by_command(command, expected, host=shlex.join(through), needs=tuple(CAPABILITIES))
+    return examine_by_command(command, expected, host=shlex.join(through))
 
 
-def examine_by_command(
-    command: Sequence[str], expected: Expected, *, host: str, needs: tuple[str, ...] = (SERVE, MPIRUN)
-) -> HostResult:
-    """Run a command that takes the zip on its standard input, and read its report.
-
-    :param needs: the capabilities that don't work when there is no report.
-    """
+def examine_by_command(command: Sequence[str], expected: Expected, *, host: str) -> HostResult:
+    """Run a command that takes the zip on its standard input, and read its report. Without one, nothing works."""
 
     def unreached(result: str, cause: str, fix: str) -> HostResult:
-        finding = error(result, cause, fix)
+        finding, needs = error(result, cause, fix), tuple(CAPABILITIES)
         reported = Reported(check="reached", title="reached", host=host, finding=finding, needs=needs)
         return HostResult(host=host, report=None, findings=(reported,))
 

@@ -139,6 +139,10 @@ def _unused_regions(machine: Machine, processes: Sequence[HostProcess]) -> list[
 
 
 def check_docker(machine: Machine, expected: Expected) -> MachineFinding:
+    if expected.num_nodes > 1 and (expected.is_tensorrt_llm or not expected.by_triton):
+        cause = f"the repository takes {expected.num_nodes} nodes, and launch docker starts one container"
+        fix = "start one on each node: launch ssh-setup prints how; or use launch slurm or kubernetes"
+        return note("not for several nodes", cause, fix, blocks=True)
     program = next((name for name in ("docker", "podman") if machine.which(name)), None)
     if program is None:
         return note("none", "launch docker needs it", "install Docker or Podman", blocks=True)
