@@ -107,7 +107,7 @@ def test_servers_and_rates_are_shown(page, gateway):
         ["http://three:8000", "full", "2", "1", "400"],
         ["http://four:8000", "leaving", "1", "no metrics", "0"],
     ]
-    assert [row[5].strip() for row in rows if len(row) > 5] == ["50%", "0%", "50%", "0%"]
+    assert [row[5].strip() for row in rows if len(row) > 5] == ["46%", "0%", "46%", "7%"]
     assert page.text("section h2") == EVIL
     assert page.run("document.title") == "deepseek-triton fleet"
     assert page.complaints() == []
