@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,12 @@ from deepseek_triton_build.text import first_names, safe_name
 _MOST_GPUS = 1_000_000
 _RECORDED = re.compile(rb'^(release|vllm): "([0-9.]+)"', re.MULTILINE)
 
-# Files whose absence is another finding. The record, and scripts, which lie beside the model, are read elsewhere.
-_ASKED_FOR = ("config.pbtxt", "1/model.yaml")
+# Files that are read elsewhere, as scripts are, which lie beside the model.
+_ASKED_FOR = ("config.pbtxt", "1/model.yaml", f"1/{RELEASE_RECORD}")
+STAMP_FIX = (
+    'if nothing else is left of it, write {"options": "..."}, with what is behind `build` in the first line of '
+    "start.sh and the other files"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,7 @@ def read_stamp(folder: Path, label: str) -> tuple[Stamp, list[Finding]]:
     if not os.path.exists(folder / MANIFEST):
         return Stamp(values={}, file=file), []
     values, findings = read_json(folder / MANIFEST, file)
+    findings = [replace(one, fix=STAMP_FIX) if one.code == codes.BROKEN.code else one for one in findings]
     return Stamp(values=values or {}, file=file), findings
 
 
@@ -99,10 +104,9 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
         try:
             content = read_bytes(path, MAX_TEXT_BYTES)
         except (FileNotFoundError, NotADirectoryError):
-            if within not in _ASKED_FOR:
-                gone[name] = file
+            gone[name] = file
         except OSError as error:
-            if within and within not in (*_ASKED_FOR, f"1/{RELEASE_RECORD}"):
+            if within and within not in _ASKED_FOR:
                 unreadable.setdefault(error.strerror or "unreadable", {})[name] = file
         else:
             if content is None or sha256(content) != expected:
@@ -119,11 +123,12 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
             if name.endswith(".sh") and not os.access(path, os.X_OK):
                 message = f"{safe_name(name)} can't be executed"
                 yield codes.NOT_EXECUTABLE.finding(message, "chmod +x it, or copy the folder with its modes", file=file)
+    for name in filter(is_settings_file, [*gone]):  # whose absence upgrade takes for the owner's wish
+        message, fix = f"{safe_name(name)} is gone since the folder was generated", f"put it back: {build}"
+        yield codes.MISSING_FILE.finding(message, f"{fix} writes it in another folder", file=gone.pop(name))
     if gone:
         message = f"{first_names(gone)} {'is' if len(gone) == 1 else 'are'} gone since the folder was generated"
         fix = f"write them again, with your edits kept: {upgrade}"
-        if any(map(is_settings_file, gone)):  # which upgrade takes for the owner's wish
-            fix = f"put the files back: {build} writes them in another folder"
         yield codes.MISSING_FILE.finding(message, fix, file=next(iter(gone.values())))
     for problem, files in unreadable.items():
         message, fix = f"{first_names(files)} can't be read: {problem}", "make them readable, for tritonserver too"

@@ -123,7 +123,8 @@ class ModelCheck:
         :param file: the one that names the model.
         """
         gone = {finding.file for finding in self.findings if finding.code == codes.MISSING_FILE.code}
-        self.findings = [one for one in self.findings if one.code != codes.UNREADABLE.code or one.file not in gone]
+        told = (codes.UNREADABLE.code, codes.NO_CONFIG.code)
+        self.findings = [one for one in self.findings if one.code not in told or one.file not in gone]
         self.findings = causes(self.findings, lambda finding: finding.code)
         self.model = CheckedModel(
             file=file,

@@ -82,7 +82,7 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     :raises ToolError: when there is none, or its options are not known.
     """
     from deepseek_triton_build import backups_of, manifests_of, read_manifest
-    from deepseek_triton_build.check import MANIFEST
+    from deepseek_triton_build.check import MANIFEST, STAMP_FIX
 
     found = manifests_of(folder)
     if not found:
@@ -103,10 +103,7 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     if is_side and read_manifest(above[0][1]).get("profile") == "disagg":  # both have to be for the same release
         raise ToolError(f"{folder}: is one side of a pair; upgrade both, in {place.parent}", exit_code=2)
     if not isinstance(record.get("options"), str) or not record["options"]:
-        raise ToolError(
-            f'{manifest}: expected the options of `build` as "options", found none; if nothing else is left of it, '
-            'write {"options": "..."}, with what is behind `build` in the first line of start.sh and the other files'
-        )
+        raise ToolError(f'{manifest}: expected the options of `build` as "options", found none; {STAMP_FIX}')
     if manifest.parent == folder and record.get("format") == "triton" and record.get("profile") != "disagg":
         raise ToolError(f"{folder}: is a model of a repository; name the repository, {folder.parent}", exit_code=2)
     return manifest, record
