@@ -56,7 +56,7 @@ def test_a_gateway_is_told_from_a_triton_server():
     with RawTriton().serving() as triton, gateway_before(triton) as address:
         with pytest.raises(ModelNotFound, match=f"write {address}/v1"):
             asyncio.run(_describe(partial(AsyncClient, address)))
-        assert asyncio.run(_describe(partial(AsyncClient, f"{address}/v1"))) == {}
+        assert asyncio.run(_describe(partial(AsyncClient, f"{address}/v1"))) == {"name": "tiny"}
     with FakeServer() as server, pytest.raises(ModelNotFound):
         asyncio.run(_describe(partial(AsyncClient, server.url, model_name="other")))
 

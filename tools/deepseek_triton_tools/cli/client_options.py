@@ -60,7 +60,8 @@ def add_address(
 
 def add_server_options(server: argparse._ArgumentGroup) -> None:
     """Add the options that `client_settings` reads."""
-    option(server, "--model NAME", "model to ask (default: %(default)s)", default=DEFAULT_MODEL)
+    text = "model to ask (default: %(default)s; where the address ends in /v1, the first there)"
+    option(server, "--model NAME", text, default=DEFAULT_MODEL)
     option(server, "--model-version V", "version of it (default: the server's choice)", default="")
     option(server, "--token-file FILE", f"file with the bearer token (default: the variable {TOKEN_VARIABLE})", path)
     option(server, "--ca FILE", "certificates to trust for the server, as PEM", path)

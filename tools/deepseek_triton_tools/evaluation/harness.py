@@ -200,7 +200,7 @@ class HarnessModel:
         concurrency: int,
         allow_failed: int,
     ) -> None:
-        """:param info: what the server says of its model; empty where it can't.
+        """:param info: what the server says of its model; only its name where it says no more.
 
         :param fields: sampling fields that win over those of the task.
         """

@@ -224,7 +224,7 @@ def run_evaluation(options: argparse.Namespace) -> int:
     SamplingParams(**options.fields)  # a wrong field is refused before anything is loaded
     prepare()
     info = asyncio.run(_describe(options.connect))
-    name = str(info.get("name") or options.model)
+    name = str(info["name"])
     bands = () if options.task is None else bands_of(options.task, name, chat=options.chat)
     if options.fail_below_band and not bands and options.pass_at is None:
         raise ToolError(
@@ -236,7 +236,7 @@ def run_evaluation(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ToolError(f"--output {options.output} can't be made: {error.strerror}") from error
     load_lm_eval()
-    server = {fact: info[fact] for fact in _SERVER_FACTS if fact in info} or {"name": options.model}
+    server = {fact: info[fact] for fact in _SERVER_FACTS if fact in info}
     with open_answers(options.output / "answers.jsonl", server, overwrite=options.overwrite) as kept:
         model = lm_class()(
             partial(options.connect, retries=Retries(attempts=_ROUNDS)),
@@ -263,14 +263,14 @@ def run_evaluation(options: argparse.Namespace) -> int:
 
 
 async def _describe(connect: Callable[[], AsyncClient]) -> dict[str, Any]:
-    """Return what the server says of its model; nothing where it has another model than this project's."""
+    """Return what the server says of its model; its name where it is another than this project's, or behind /v1."""
     async with connect() as client:
         try:
             return await client.model_info()
         except ModelNotFound:
             raise
         except InvalidRequest:
-            return {}
+            return {"name": (await client.metadata()).name}
 
 
 def _task(options: argparse.Namespace) -> EvaluationTask:
@@ -311,7 +311,7 @@ def _summary(
     engine = " ".join(str(info[fact]) for fact in ("engine", "engine_version") if info.get(fact))
     return EvaluationSummary(
         task=task.name,
-        model=str(info.get("name") or options.model),
+        model=str(info["name"]),
         engine=engine,
         form="chat" if options.chat else "completion",
         num_questions=num_questions,
