@@ -248,6 +248,7 @@ def test_of_models_with_one_name_the_first_has_the_requests_even_without_the_nam
             told = [bool(record.args and triton.url in record.args) for record in caplog.records]
             assert [bool(model["reason"]) for model in client.get("/fleet").json()["models"]] == reasons
             assert (ask(client).status_code, sum(told)) == (status, sum(reasons))
+            assert client.get("/tokenizer_info?model=tiny").status_code == 200
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])

@@ -62,7 +62,7 @@ def test_an_openai_endpoint_may_describe_its_tokenizer(server):
     }
     server.script(*(server.body(*answer) for answer in cases))
     assert {answer: model_facts(openai(server)) for answer in cases} == cases
-    assert server.requests == [("GET", "/tokenizer_info", None)] * len(cases)
+    assert server.requests == [("GET", "/tokenizer_info?model=m", None)] * len(cases)
     assert server.headers[0]["authorization"] == "Bearer secret"
 
 

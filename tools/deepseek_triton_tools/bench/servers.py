@@ -14,7 +14,7 @@ from functools import partial
 from statistics import fmean
 from types import TracebackType
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 
@@ -90,7 +90,7 @@ def model_facts(target: targets.TargetSettings) -> Mapping[str, Any]:
     if target.endpoint == "openai":
         facts: Any = {}
         with suppress(OSError, ValueError):  # most servers have no such page
-            facts = _document(f"{url.removesuffix('/v1')}/tokenizer_info", target)
+            facts = _document(f"{url.removesuffix('/v1')}/tokenizer_info?{urlencode({'model': target.model})}", target)
         facts = facts if isinstance(facts, dict) else {}
         sizes = {"vocab_size": facts.get("vocab_size"), "max_seq_len": facts.get("model_max_length")}
         return {name: value for name, value in sizes.items() if type(value) is int and value > 0}

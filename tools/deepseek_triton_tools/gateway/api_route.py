@@ -9,6 +9,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import parse_qs
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
@@ -42,6 +43,7 @@ class ApiExchange:
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", record.request_id.encode())]
         self.request_headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.path_parameters: dict[str, str] = scope.get("path_params", {})
+        self.query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         self.begun = False
         """A response has begun, so that there can be no other one."""
         self.document: object = None

@@ -236,7 +236,7 @@ async def detokenize(request: ApiRequest) -> None:
 
 
 async def tokenizer_info(request: ApiRequest) -> None:
-    _, model = await request.model("")
+    _, model = await request.model(request.exchange.query.get("model", [""])[0])
     info = await model.info()
     document = {
         "tokenizer_class": "LlamaTokenizerFast",
