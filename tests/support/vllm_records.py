@@ -104,7 +104,7 @@ class VllmSource:
 
     def __init__(self, path):
         self.path = path
-        self._wheel = zipfile.ZipFile(path) if path.is_file() else None
+        self._wheel = None if path.is_dir() else zipfile.ZipFile(path)
         self._root = path.parent if path.name == "vllm" else path
         self._modules = {}
 
