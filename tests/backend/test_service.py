@@ -669,6 +669,7 @@ def test_describe_says_what_the_model_is(service, engine):
         **model,
         **limits,
         **tokens,
+        "greedy_by_default": True,
         "tool_form": None,
         "thinking_switch": True,
         "reasoning_efforts": None,

@@ -6,12 +6,14 @@ import pytest
 
 from deepseek_triton_client import Client, InvalidRequest, ModelNotFound, Retries
 from gateway.asking import HELLO, LAST, MESSAGES
-from support.raw_triton import RawTriton, answer, event, gateway_before
+from support.raw_triton import INFO, RawTriton, answer, event, gateway_before
 
 
 def test_the_client_asks_a_gateway():
     schema = '{"type":"object"}'
-    with RawTriton().serving() as triton, gateway_before(triton) as address, Client(f"{address}/v1") as client:
+    raw = RawTriton()
+    raw.info = {**INFO, "greedy_by_default": False}
+    with raw.serving() as triton, gateway_before(triton) as address, Client(f"{address}/v1") as client:
         triton.script = answer(event(reasoning_output="hm"), HELLO, LAST)
         for ask, content, expected in (
             (client.chat, "Hi", {"messages": MESSAGES}),
@@ -30,9 +32,9 @@ def test_the_client_asks_a_gateway():
         for fields in ({"logprobs": 2}, {"chat_template_kwargs": "{"}):
             with pytest.raises(InvalidRequest, match=next(iter(fields))):
                 client.chat("Hi", **fields)
-        triton.script = answer(HELLO, event(finish_reason="timeout"))
-        assert client.generate("Hi", timeout_ms=5).finish_reason == "timeout"
-        assert triton.asked[-1]["timeout_ms"] == 5
+        triton.script = answer(HELLO, *(event(finish_reason="timeout", sequence_index=each) for each in (0, 1)))
+        assert client.generate("Hi", timeout_ms=5, n=2).finish_reason == "timeout"
+        assert (triton.asked[-1]["timeout_ms"], "sampling_param_temperature" in triton.asked[-1]) == (5, False)
         triton.script = answer(HELLO)  # it breaks off
         with pytest.raises(Exception, match="the model's server failed"):
             client.chat("Hi")

@@ -16,7 +16,7 @@ from deepseek_triton_tools.gateway.chat_request import EFFORT, sent_names, with_
 from deepseek_triton_tools.gateway.fleet import Fleet, open_fleet
 from deepseek_triton_tools.gateway.guard import Caller, Guard
 from deepseek_triton_tools.gateway.observers import AccessLog, GatewayMetrics, HandledRequest
-from deepseek_triton_tools.gateway.openai_fields import OpenAIError, given_fields, with_names
+from deepseek_triton_tools.gateway.openai_fields import OWN_TEMPERATURE, OpenAIError, given_fields, with_names
 from deepseek_triton_tools.gateway.responses_request import in_own_words, translated
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
@@ -92,6 +92,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     checkpoint: str = ""
     max_seq_len: int = 0
     default_max_tokens: int | None = None
+    greedy_by_default: bool = True
     thinking_switch: bool = False
     reasoning_efforts: tuple[str, ...] | None = None
     tool_form: str | None = None
@@ -146,6 +147,8 @@ class ModelFront:
 
     async def own_inputs(self, inputs: dict[str, object]) -> dict[str, object]:
         """The inputs of a request as this model takes them. Raises UpstreamError, and OpenAIError."""
+        if OWN_TEMPERATURE in inputs and not (await self.info()).greedy_by_default:
+            inputs = {name: value for name, value in inputs.items() if name != OWN_TEMPERATURE}
         return with_effort(inputs, (await self.info()).reasoning_efforts) if EFFORT in inputs else inputs
 
     async def texts_of(self, prompts: Sequence[Sequence[int]]) -> list[str]:

@@ -280,13 +280,19 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
         raise invalid(f"unknown field {name!r:.80}.{hint}", param=name[:_HINT_CHARACTERS], code="unknown_parameter")
 
 
+OWN_TEMPERATURE = "sampling_param_temperature"
+"""The gateway's own stands among a request's inputs, and is for a model whose defaults are greedy."""
+
+
 def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) -> dict[str, object]:
     """The inputs that the common fields give, with `sampling` too, in the JSON of Triton's generate endpoint."""
     fields = {
         CONTRACT_NAMES.get(name, name): SAMPLING[name](name, value) for name, value in given.items() if name in SAMPLING
     }
     inputs = {name: INPUTS[name](name, value) for name, value in given.items() if name in INPUTS}
-    return {**inputs, "sampling_parameters": json_text({**fields, **sampling})}
+    own = {OWN_TEMPERATURE: sampling[OWN_TEMPERATURE]} if OWN_TEMPERATURE in sampling else {}
+    fields |= {name: value for name, value in sampling.items() if name not in own}
+    return {**inputs, **own, "sampling_parameters": json_text(fields)}
 
 
 COUNTS: Mapping[str, object] = {"return_num_input_tokens": True, "return_num_output_tokens": True}
@@ -297,8 +303,8 @@ def choices(given: Mapping[str, object]) -> tuple[int, int, int, dict[str, objec
     """How many choices are wanted, as how many of them each answer is given, how many answers are made, and the
     sampling fields for it.
 
-    Greedy decoding gives the same answer each time. The model's server refuses to repeat it, OpenAI does not. Without
-    a temperature, several answers are sampled at OpenAI's own default, because the model's may be greedy.
+    Greedy decoding gives the same answer each time. The model's server refuses to repeat it, OpenAI does not. Where
+    the model's defaults are greedy, several answers without a temperature are sampled at OpenAI's own default.
     """
     wanted = integer("n", given.get("n", 1))
     best_of = integer("best_of", given.get("best_of", wanted))
@@ -311,7 +317,7 @@ def choices(given: Mapping[str, object]) -> tuple[int, int, int, dict[str, objec
     if given.get("temperature") == 0 or given.get("top_k") == 1:
         return wanted, wanted, 1, {"n": 1}
     more: dict[str, object] = {"n": wanted} if best_of == wanted else {"n": wanted, "best_of": best_of}
-    return wanted, 1, best_of, {"temperature": 1.0, **more} if "temperature" not in given else more
+    return wanted, 1, best_of, {OWN_TEMPERATURE: 1.0, **more} if "temperature" not in given else more
 
 
 def stream_options(given: Mapping[str, object]) -> tuple[bool, bool]:

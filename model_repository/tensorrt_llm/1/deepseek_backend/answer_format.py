@@ -78,6 +78,7 @@ def model_info(
         "simulation": capabilities.simulation,
         "max_seq_len": capabilities.max_seq_len,
         "default_max_tokens": config.default_max_tokens,
+        "greedy_by_default": SamplingParams.of(config.default_sampling).greedy,
         "decoupled": config.decoupled,
         "tool_form": None if facts.form is None else facts.form.name,
         "thinking_switch": facts.has_switch,
