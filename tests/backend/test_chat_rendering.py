@@ -346,7 +346,7 @@ MESSAGES = st.one_of(
 def test_every_text_of_calls_and_results_is_in_the_prompt_unchanged(tmp_path_factory, messages, source):
     engine = TemplateEngine(source, tmp_path_factory.getbasetemp())
     renderer = ChatRenderer(engine, find_chat_facts(engine, is_v32=False), eos_token=EOS)
-    text = prompt(renderer, messages)
+    text = prompt(renderer, [says(None, tool_calls=[call("f", "")]), *messages])
     place = 0
     for message in messages:
         for part in [call["function"]["arguments"] or "{}" for call in message.get("tool_calls", [])]:

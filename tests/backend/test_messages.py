@@ -39,8 +39,9 @@ KEPT = [  # a message, and what changes of it
 
 def test_a_message_is_kept_and_its_content_made_one_text():
     user = {"role": "user", "content": "Go on."}
-    read_ones = [joined(read_messages(json.dumps([user, message])), "") for message, _ in KEPT]
-    assert read_ones == [[user, {**message, **changed}] for message, changed in KEPT]
+    before = [user, answer(tool_calls=CALLS, content=None), user]
+    read_ones = [joined(read_messages(json.dumps([*before, message])), "") for message, _ in KEPT]
+    assert read_ones == [[*before, {**message, **changed}] for message, changed in KEPT]
 
 
 OBJECT = "expected an object with role and content"
@@ -145,6 +146,9 @@ def test_results_stand_in_the_order_of_their_calls_and_unknown_ids_are_refused()
     assert [message["content"] for message in read(asked, result("b"), result(None))[1:]] == ["of b", "of None"]
     with pytest.raises(ValueError, match=r"messages\[2\].tool_call_id: expected the id of .*'a', 'b', got 'c'"):
         read(asked, result("a"), result("c"))
+    for call_id, got in (("x", "'x'"), (None, "")):
+        with pytest.raises(ValueError, match=rf"messages\[1\].tool_call_id: expected the id of .*, got {got}"):
+            read(user("Hi"), result(call_id), asked, result("a"))
 
 
 def test_reasoning_is_kept_only_after_the_last_user_message():

@@ -284,9 +284,14 @@ def _results_in_order(messages: Sequence[dict[str, Any]]) -> Messages:
     Results whose call is not named keep their places: an id is all that tells them apart.
     """
     ordered: list[Mapping[str, Any]] = []
-    position = 0
+    position, is_called = 0, False
     while position < len(messages):
-        ordered.append(messages[position])
+        message = messages[position]
+        is_called = is_called or _has_tool_calls(message)
+        if message["role"] == "tool" and not is_called:
+            got = quoted(message.get("tool_call_id"))
+            raise ValueError(f"messages[{position}].tool_call_id: expected the id of a call before it, got {got}")
+        ordered.append(message)
         position += 1
         calls = messages[position - 1].get("tool_calls")
         if not calls:
