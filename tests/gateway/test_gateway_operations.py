@@ -295,7 +295,10 @@ def test_tokens_are_counted_while_they_come_and_to_the_end_of_an_answer_that_is_
         with leaving(url + CHAT, BODIES[CHAT], until=b""):
             wait_for(lambda: len(triton.asked) == 5)
         wait_for(lambda: counted(client, *names) == [23, 4, 35])
+        triton.script = answer(event(text_output="Hello", num_output_tokens=2))
+        lost = client.post(CHAT, json={**BODIES[CHAT], "stream": True}).request
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert lines[-1]["prompt_tokens"] == len(lost.content) // 4
     [whole] = [line for line in lines if line["client_left"] and not line["stream"]]
     assert (whole["prompt_tokens"], whole["generated_tokens"]) == (7, 3)
 

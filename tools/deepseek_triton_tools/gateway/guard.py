@@ -201,7 +201,7 @@ def _caller(fields: list[str]) -> Caller:
     return Caller(given["name"], bytes.fromhex(digest), requests, tokens, models, "admin" in given)
 
 
-_BYTES_A_TOKEN = 4
+BYTES_A_TOKEN = 4
 """About what DeepSeek's tokenizer makes of English text."""
 _UNITS = ("requests", "tokens")
 _TOLD = ("limit", "remaining", "reset")
@@ -274,7 +274,7 @@ class Guard:
         limits = (caller.requests_per_minute, caller.tokens_per_minute)
         if limits == (None, None):
             return Reservation(0, 0, ())
-        num_prompt_tokens = num_bytes // _BYTES_A_TOKEN
+        num_prompt_tokens = num_bytes // BYTES_A_TOKEN
         num_tokens = num_prompt_tokens + (most_tokens or 0)
         budgets = self._table.charge(caller.digest, limits, (1, num_tokens))
         headers = tuple(

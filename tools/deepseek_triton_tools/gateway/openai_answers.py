@@ -13,6 +13,7 @@ import msgspec
 from msgspec import structs
 
 from deepseek_triton_tools.gateway.api_route import ApiRequest
+from deepseek_triton_tools.gateway.guard import BYTES_A_TOKEN
 from deepseek_triton_tools.gateway.model_front import ModelFront
 from deepseek_triton_tools.gateway.observers import HandledRequest
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError
@@ -114,16 +115,18 @@ def finish_of(finish_reason: str, stop_reason: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens of all choices together. Each prompt counts once. None is a count that no part has told."""
+    """Tokens of all choices together. Each prompt counts once. None is a count that no part has told.
+    estimated_input: stands in for prompts of which no part has told."""
 
     num_output: int = 0
+    estimated_input: int = 0
     num_reasoning: int | None = None
     _prompts: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     """A prompt's number -> its tokens, and those of them that were cached."""
 
     @property
     def num_input(self) -> int:
-        return sum(num_tokens for num_tokens, _ in self._prompts.values())
+        return sum(num_tokens for num_tokens, _ in self._prompts.values()) or self.estimated_input
 
     @property
     def num_cached(self) -> int | None:
@@ -286,6 +289,8 @@ async def give(request: ApiRequest, answer: Answer, parts: AsyncGenerator[list[P
         # Also of an answer that fails or is left: its tokens are counted against the key all the same.
         record.finish_reason = answer.finish_reason
         answer.take(record.last_words)
+        if answer.counts.num_output and not answer.done:  # lost with its server, or left
+            answer.counts.estimated_input = request.num_body_bytes // BYTES_A_TOKEN
         answer.tell(record)
     if not answer.done:
         raise UNFINISHED
