@@ -92,6 +92,14 @@ def test_all_that_is_wrong_is_said_at_load(
                 assert [said for said in expected if said not in message] == []
 
 
+def test_a_file_that_is_not_python_is_named_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("engines/__init__.py", "engines/simulated/__init__.py"):
+        repository = _changed(tmp_path / name, {}, {"engine": "simulated", "engine_options": {}})
+        (repository / MODEL / "1/deepseek_backend" / name).write_text("x = (", encoding="utf-8")
+        assert f"deepseek_backend/{name}:1 " in _failure(repository)
+
+
 def _changed(repository: Path, pbtxt: Mapping[str, str], yaml: Mapping[str, object]) -> Path:
     """A copy of model_repository/ with these changes."""
     shutil.copytree(model_repository(), repository, ignore=shutil.ignore_patterns("__pycache__"))

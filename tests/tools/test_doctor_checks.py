@@ -500,7 +500,6 @@ CASES = [
     ("leftovers", with_files({f"{SHM}_{LAUNCH}_1": b""}, running=(SERVER, A_STUB)), R1, "ok", "nothing"),  # of `serve`
     ("leftovers", machine(folders=frozenset()), R1, "ok", "nothing left"),
     ("docker", without("docker"), R1, "note", "none"),
-    ("docker", machine(), TWO_NODES, "note", "several nodes"),
     ("docker", ends("docker info", 1, err="Cannot connect to the Docker daemon\n"), R1, "note", "doesn't answer"),
     ("docker", told({"docker info": Done(code=0, out='{"runc":{}}')}), R1, "note", "nvidia-container-toolkit"),
     ("slurm", without("srun"), R1, "note", "srun not on PATH"),

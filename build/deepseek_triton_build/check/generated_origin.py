@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, is_settings_file, sha256
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION
-from deepseek_triton_build.text import first_names, safe_name
+from deepseek_triton_build.text import first_names, printable_line, safe_name
 
 # A stamp with more GPUs is not believed.
 _MOST_GPUS = 1_000_000
@@ -119,7 +120,10 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
                 fix = f"remove the file, and write the original again: {upgrade}"
                 if code is codes.CHANGED:
                     fix = f"nothing, if that was meant; {build} writes the original in another folder"
-                yield code.finding(message, fix, file=file)
+                fault = _syntax_error(content or b"") if name.endswith(".py") else None
+                if fault is not None:
+                    code, message = codes.BROKEN, f"not Python: {printable_line(fault.msg)}"
+                yield code.finding(message, fix, file=file, line=None if fault is None else fault.lineno)
             if name.endswith(".sh") and not os.access(path, os.X_OK):
                 message = f"{safe_name(name)} can't be executed"
                 yield codes.NOT_EXECUTABLE.finding(message, "chmod +x it, or copy the folder with its modes", file=file)
@@ -133,6 +137,18 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
     for problem, files in unreadable.items():
         message, fix = f"{first_names(files)} can't be read: {problem}", "make them readable, for tritonserver too"
         yield codes.UNREADABLE.finding(message, fix, file=next(iter(files.values())))
+
+
+def _syntax_error(program: bytes) -> SyntaxError | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(program, "", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes before Python 3.12, or nested too deeply
+        return SyntaxError(str(error) or "nested too deeply")
+    return None
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,19 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from deepseek_backend.backend_metrics import BackendMetrics, Kind, info
-from deepseek_backend.config import load_config
-from deepseek_backend.contract import TRITON_CODES
-from deepseek_backend.engines import create_engine, instance_environment
-from deepseek_backend.errors import BackendError, ConfigError, RequestError, describe
-from deepseek_backend.publishing import MetricsLease, Publisher, Series
-from deepseek_backend.sequence_buffer import Outputs
-from deepseek_backend.service import Service
-from deepseek_backend.triton_process import ExitWatch, ProcessGuard, end_server, own_regions, parent_server
-from deepseek_backend.watcher import ServerAbove
+try:
+    from deepseek_backend.backend_metrics import BackendMetrics, Kind, info
+    from deepseek_backend.config import load_config
+    from deepseek_backend.contract import TRITON_CODES
+    from deepseek_backend.engines import create_engine, instance_environment
+    from deepseek_backend.errors import BackendError, ConfigError, RequestError, describe
+    from deepseek_backend.publishing import MetricsLease, Publisher, Series
+    from deepseek_backend.sequence_buffer import Outputs
+    from deepseek_backend.service import Service
+    from deepseek_backend.triton_process import ExitWatch, ProcessGuard, end_server, own_regions, parent_server
+    from deepseek_backend.watcher import ServerAbove
+except SyntaxError as error:  # whose text has the file's name alone, which several have
+    raise ImportError(f"{error.filename or 'a file of deepseek_backend'}:{error.lineno or ''} {error.msg}") from None
 
 logger = logging.getLogger("deepseek_backend")
 

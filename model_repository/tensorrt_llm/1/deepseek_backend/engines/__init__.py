@@ -26,7 +26,8 @@ _FOLDER = Path(__file__).parent
 def create_engine(config: BackendConfig) -> Engine:
     """Return the engine that `config` names, not yet started.
 
-    :raises ConfigError: when this repository does not hold the engine, or a package that it needs is not installed.
+    :raises ConfigError: when this repository does not hold the engine, or a package that it needs is not installed, or
+        its program can't be parsed.
     """
     present = [name for name in ENGINES if (_FOLDER / name / "__init__.py").is_file()]
     if config.engine not in present:
@@ -43,6 +44,8 @@ def create_engine(config: BackendConfig) -> Engine:
         raise ConfigError(
             [f"engine {config.engine!r} needs the package {error.name!r}, which is not installed{extra}"]
         ) from error
+    except SyntaxError as error:
+        raise ConfigError([f"{error.filename or 'a file of the engine'}:{error.lineno or ''} {error.msg}"]) from None
     engine: Engine = getattr(module, ENGINES[config.engine])(config)
     return engine
 
