@@ -146,9 +146,8 @@ def test_results_stand_in_the_order_of_their_calls_and_unknown_ids_are_refused()
     assert [message["content"] for message in read(asked, result("b"), result(None))[1:]] == ["of b", "of None"]
     with pytest.raises(ValueError, match=r"messages\[2\].tool_call_id: expected the id of .*'a', 'b', got 'c'"):
         read(asked, result("a"), result("c"))
-    for call_id, got in (("x", "'x'"), (None, "")):
-        with pytest.raises(ValueError, match=rf"messages\[1\].tool_call_id: expected the id of .*, got {got}"):
-            read(user("Hi"), result(call_id), asked, result("a"))
+    with pytest.raises(ValueError, match=r"messages\[1\].tool_call_id: expected the id of a call"):
+        read(user("Hi"), result("a"), asked, result("a"))
 
 
 def test_reasoning_is_kept_only_after_the_last_user_message():

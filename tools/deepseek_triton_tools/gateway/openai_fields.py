@@ -198,6 +198,8 @@ CONTRACT_NAMES = {"bad_words": "bad"}
 """Field -> the wire contract's name of it, where that is another."""
 INPUTS: Mapping[str, Reader] = {"priority": int32, "timeout_ms": int32}
 """Fields that are inputs of the wire contract."""
+OWN_TEMPERATURE = "sampling_param_temperature"
+"""The gateway's own, OpenAI's default, for several answers of a model whose defaults are greedy."""
 
 WITHOUT_EFFECT = (
     "user",
@@ -280,19 +282,15 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
         raise invalid(f"unknown field {name!r:.80}.{hint}", param=name[:_HINT_CHARACTERS], code="unknown_parameter")
 
 
-OWN_TEMPERATURE = "sampling_param_temperature"
-"""The gateway's own stands among a request's inputs, and is for a model whose defaults are greedy."""
-
-
 def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) -> dict[str, object]:
     """The inputs that the common fields give, with `sampling` too, in the JSON of Triton's generate endpoint."""
     fields = {
         CONTRACT_NAMES.get(name, name): SAMPLING[name](name, value) for name, value in given.items() if name in SAMPLING
     }
     inputs = {name: INPUTS[name](name, value) for name, value in given.items() if name in INPUTS}
-    own = {OWN_TEMPERATURE: sampling[OWN_TEMPERATURE]} if OWN_TEMPERATURE in sampling else {}
-    fields |= {name: value for name, value in sampling.items() if name not in own}
-    return {**inputs, **own, "sampling_parameters": json_text(fields)}
+    if "temperature" not in given and (sampling["n"] != 1 or "best_of" in sampling):
+        inputs[OWN_TEMPERATURE] = 1.0
+    return {**inputs, "sampling_parameters": json_text({**fields, **sampling})}
 
 
 COUNTS: Mapping[str, object] = {"return_num_input_tokens": True, "return_num_output_tokens": True}
@@ -303,8 +301,7 @@ def choices(given: Mapping[str, object]) -> tuple[int, int, int, dict[str, objec
     """How many choices are wanted, as how many of them each answer is given, how many answers are made, and the
     sampling fields for it.
 
-    Greedy decoding gives the same answer each time. The model's server refuses to repeat it, OpenAI does not. Where
-    the model's defaults are greedy, several answers without a temperature are sampled at OpenAI's own default.
+    Greedy decoding gives the same answer each time. The model's server refuses to repeat it, OpenAI does not.
     """
     wanted = integer("n", given.get("n", 1))
     best_of = integer("best_of", given.get("best_of", wanted))
@@ -316,8 +313,7 @@ def choices(given: Mapping[str, object]) -> tuple[int, int, int, dict[str, objec
         return 1, 1, 1, {"n": 1}  # model.yaml may have another default
     if given.get("temperature") == 0 or given.get("top_k") == 1:
         return wanted, wanted, 1, {"n": 1}
-    more: dict[str, object] = {"n": wanted} if best_of == wanted else {"n": wanted, "best_of": best_of}
-    return wanted, 1, best_of, {OWN_TEMPERATURE: 1.0, **more} if "temperature" not in given else more
+    return wanted, 1, best_of, {"n": wanted} if best_of == wanted else {"n": wanted, "best_of": best_of}
 
 
 def stream_options(given: Mapping[str, object]) -> tuple[bool, bool]:

@@ -286,12 +286,10 @@ def _results_in_order(messages: Sequence[dict[str, Any]]) -> Messages:
     ordered: list[Mapping[str, Any]] = []
     position, is_called = 0, False
     while position < len(messages):
-        message = messages[position]
-        is_called = is_called or _has_tool_calls(message)
-        if message["role"] == "tool" and not is_called:
-            got = quoted(message.get("tool_call_id"))
-            raise ValueError(f"messages[{position}].tool_call_id: expected the id of a call before it, got {got}")
-        ordered.append(message)
+        is_called = is_called or _has_tool_calls(messages[position])
+        if messages[position]["role"] == "tool" and not is_called:
+            raise ValueError(f"messages[{position}].tool_call_id: expected the id of a call before it, got no call")
+        ordered.append(messages[position])
         position += 1
         calls = messages[position - 1].get("tool_calls")
         if not calls:
