@@ -112,9 +112,11 @@ def test_nobody_there(scheme):
     [
         ("http", "grpc_port", 1, "it is HTTP/2, so this is a gRPC port: grpc:// instead of http://"),
         ("http", "metrics_port", 1, "an empty answer, as Triton's metrics port gives (8002 by default)"),
-        ("grpc", "http_port", 3, "it hangs up on gRPC: does this port speak HTTP (http://)?"),
-        ("grpc", "metrics_port", 3, "it hangs up on gRPC: does this port speak HTTP (http://)?"),
+        ("grpc", "http_port", 3, "does this port speak HTTP (http://)?"),
+        ("grpc", "metrics_port", 3, "does this port speak HTTP (http://)?"),
         ("https", "http_port", 3, "a port without TLS has http:// or grpc://"),
+        ("grpcs", "grpc_port", 3, "a port without TLS has http:// or grpc://"),
+        ("grpcs", "http_port", 3, "a port without TLS has http:// or grpc://"),
     ],
 )
 def test_another_port_of_the_server(tiny_server, scheme, port, code, cause):

@@ -110,8 +110,9 @@ _NOT_CONNECTED = re.compile(
     r"|DNS resolution failed|Name resolution failure|connections to all backends failing"
 )
 
-# What a port says that speaks HTTP/1.1: Triton's hangs up, other web servers answer in their own protocol.
-_NOT_GRPC = re.compile(r"Socket closed$|Failed parsing HTTP/2")
+# What a port says that speaks HTTP/1.1: Triton's hangs up, other web servers answer in their own protocol. Of
+# localhost's two addresses gRPC tells the last error only, and it may be that of ::1, where nobody listens.
+_NOT_GRPC = re.compile(r"Socket closed$|Failed parsing HTTP/2|ipv6:%5B::1%5D.* refused")
 
 # An answer in plain HTTP of a proxy before the server: it is full, or has no server to pass the request on to.
 _REFUSED_BY_PROXY = re.compile(r"Received http2 header with status: (429|503)$")
@@ -131,7 +132,9 @@ def from_rpc_error(error: grpc.RpcError, *, is_query: bool) -> DeepseekTritonErr
     if too_large:
         return ProtocolError(f"a response is larger than connection.max_message_bytes: {details}")
     if _NOT_CONNECTED.match(details) and _NOT_GRPC.search(details):
-        details += "; it hangs up on gRPC: does this port speak HTTP (http://)?"
+        details += "; does this port speak HTTP (http://)?"
+    if "WRONG_VERSION_NUMBER" in details or "Handshake read failed" in details:
+        details += "; a port without TLS has http:// or grpc://"
     if "CERTIFICATE_VERIFY_FAILED" in details:
         details += "; tls.ca (--ca) names its signer"
     # In doubt a request was processed.
