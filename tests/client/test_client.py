@@ -31,7 +31,7 @@ WRONG = [
     ("hi", {"stop_token_ids": [1.5]}, "stop_token_ids: ", VERBS),
     ("hi", {"request_id": 7}, "request_id", VERBS),
     ("hi", {"request_id": ""}, "request_id", VERBS),
-    *((prompt, {}, NO_PROMPT, VERBS[:2]) for prompt in (None, 7, b"hi")),
+    *((prompt, {}, NO_PROMPT, VERBS[:2]) for prompt in (None, 7, b"hi", ["a", "b"], [[1], [2]], [{"role": "user"}])),
     ([], {}, NO_IDS, VERBS[:2]),
     ([1, "two"], {}, "prompt: ", VERBS[:2]),
     ("\ud800", {}, "prompt: ", VERBS[:2]),

@@ -343,6 +343,7 @@ BAD_COMPLETIONS = [
     ({"prompt": [[]]}, "prompt", "got nothing"),
     ({"prompt": [1, "a"]}, "prompt", "a list"),
     ({"prompt": [True]}, "prompt", "a whole number"),
+    ({"prompt": MESSAGES}, "prompt", "/v1/chat/completions"),
     ({"prompt": [-1]}, "prompt", "0 to 2147483647"),
     ({"prompt": [[2**31]]}, "prompt", "0 to 2147483647"),
     ({"prompt": ["a"] * 257}, "prompt", "at most 256"),

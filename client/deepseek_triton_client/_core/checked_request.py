@@ -53,6 +53,9 @@ def prompt_request(prompt: Prompt, *, request_id: str | None, **common: Any) -> 
     ids: tuple[Any, ...] = tuple(prompt)
     if not ids:
         raise InvalidRequest("prompt: expected at least one token id, got an empty list")
+    for kind, verb in ((Mapping, "chat takes a conversation"), ((str, list, tuple), "generate_many takes several")):
+        if isinstance(ids[0], kind):
+            raise InvalidRequest(f"prompt: expected a text or a list of token ids, got {reprlib.repr(ids)}; {verb}")
     # Plain numbers are checked all at once, because prompts are long; a wrong one is named below.
     if set(map(type, ids)) == {int}:
         with suppress(struct.error):

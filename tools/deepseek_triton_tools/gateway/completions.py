@@ -111,6 +111,8 @@ def _prompts(given: Mapping[str, object]) -> list[Prompt]:
         if not isinstance(value, list):
             raise wrong("prompt", "a text, token ids, or a list of texts or lists of token ids", value)
         elements: list[object] = value
+        if any(isinstance(element, dict) for element in elements):
+            raise wrong("prompt", "texts or token ids (messages go to /v1/chat/completions)", value)
         if elements and all(isinstance(element, int) for element in elements):
             prompts = [token_ids("prompt", elements)]
         else:
