@@ -56,7 +56,7 @@ class Calls:
                     error = exc
                 if isinstance(error, ServerUnavailable):
                     server.failed()
-                if not error.unprocessed:
+                if not error.unprocessed or _seconds_left(deadlines) <= 0:
                     raise error
                 if error.code is not None:
                     refusal = error
@@ -163,12 +163,12 @@ class Calls:
             return exchange
         except DeepseekTritonError as exc:
             exc.request_id, exc.url = request.request_id, server.url
-            # One of the request's own limits ran out before there was a connection.
             if isinstance(exc, ServerUnavailable) and _seconds_left(deadlines) <= 0:
+                unsent = exc.unprocessed
                 limits = {name: getattr(request.timeouts, name) for name in ("first_token", "total")}
                 seconds, limit = min((value, name) for name, value in limits.items() if value is not None)
                 message = f"timeouts.{limit} of {seconds:g} s ran out before there was a connection: {exc.message}"
-                raise DeadlineExceeded(message, request_id=request.request_id, url=exc.url) from exc
+                raise DeadlineExceeded(message, request_id=exc.request_id, url=exc.url, unprocessed=unsent) from exc
             raise
 
     async def _stop(self, server: ServerState, request_id: str) -> None:
