@@ -25,8 +25,8 @@ def test_the_client_asks_a_gateway():
             assert sent.items() >= expected.items()
             fields = {"top_k": 2, "max_tokens": 9, "bad": ["x"], "guided_json": schema, "n": 1}
             assert json.loads(sent["sampling_parameters"]) == fields | {"add_special_tokens": False}
-            counts = completion.num_input_tokens, completion.num_output_tokens
-            assert (completion.text, completion.finish_reason, *counts) == ("Hello", "stop", 5, 3)
+            counts = [getattr(completion, f"num_{each}_tokens") for each in ("input", "output", "cached", "reasoning")]
+            assert (completion.text, completion.finish_reason, *counts) == ("Hello", "stop", 5, 3, 4, 1)
             assert completion.reasoning == ("hm" if ask == client.chat else "")
         assert client.ready()
         for fields in ({"logprobs": 2}, {"chat_template_kwargs": "{"}):

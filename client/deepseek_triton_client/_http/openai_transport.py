@@ -106,6 +106,9 @@ def _outputs(data: bytes) -> Outputs | None:
         if usage := event.get("usage"):
             outputs["num_input_tokens"] = [usage["prompt_tokens"]] * len(choices)
             outputs["num_output_tokens"] = [usage["completion_tokens"]] + [0] * (len(choices) - 1)
+            for name, side in (("cached", "prompt"), ("reasoning", "completion")):
+                if (count := (usage.get(f"{side}_tokens_details") or {}).get(f"{name}_tokens")) is not None:
+                    outputs[f"num_{name}_tokens"] = [count] + [0] * (len(choices) - 1)
         return outputs
     except (AttributeError, LookupError, TypeError) as exc:
         raise ProtocolError(f"expected an event of OpenAI's API, got {data[:200]!r}") from exc
