@@ -65,7 +65,7 @@ def test_the_wheel_holds_every_package_the_model_repository_and_every_page(wheel
 
 
 OF_THEIR_OWN = {"aiperf", "lm-eval", "pyarrow"}
-"""Not installed here: programs whose extras stand alone (AIPerf needs transformers), and pyarrow, which lm-eval brings."""
+"""Not installed here: programs whose extras stand alone (AIPerf needs transformers); pyarrow, which lm-eval brings."""
 
 
 def test_no_extra_needs_torch(wheel):
