@@ -72,7 +72,6 @@ class Code:
         )
 
 
-@cache
 def _words(code: str) -> Mapping[str, str]:
     words: Mapping[str, Mapping[str, str]] = _all_words()
     if code not in words:

@@ -454,11 +454,9 @@ def _list(args: argparse.Namespace) -> int:
 
     command = ["list", *(["--json"] if args.json else [])]
     ps = ["docker", "ps", "--filter", f"label={LABEL}", "--format", f'{{{{.Names}}}}\t{{{{.Label "{LABEL}"}}}}']
-    answer = None
+    has_docker, answer = shutil.which("docker") is not None, None
     try:
-        answer = subprocess.run(ps, capture_output=True, encoding="utf-8", timeout=_DOCKER_S)
-    except FileNotFoundError:
-        pass
+        answer = subprocess.run(ps, capture_output=True, encoding="utf-8", timeout=_DOCKER_S) if has_docker else None
     except subprocess.TimeoutExpired:
         complain(f"note: docker does not answer within {_DOCKER_S} s: its containers are left out")
     if answer is None or not answer.stdout:

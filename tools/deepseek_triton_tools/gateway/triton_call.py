@@ -44,9 +44,9 @@ class Call(msgspec.Struct, frozen=True):
 
     inputs: the JSON body of Triton's generate endpoint without `id`. request_id: Triton's `id`, by which a stop
     request finds it. affinity: requests with equal bytes go to the same server if they can; None for no preference.
-    default_max_tokens: the model's, of a request that names no max_tokens. headers: such as traceparent, added to the
-    request. tried: the URLs of the servers that were asked, the last being
-    the one that answers; filled in by whoever chooses among several. context_tried: the same of the context servers.
+    default_max_tokens: the model's, in tokens, of a request that names no max_tokens. headers: such as traceparent,
+    added to the request. tried: the URLs of the servers that were asked, the last being the one that answers; filled in
+    by whoever chooses among several. context_tried: the same of the context servers.
     died: the URLs of the servers that may have died of the request; filled in like `tried`, for both roles.
     sent: the URLs of the servers that have been sent the request and have neither refused nor lost it; filled in like
     `tried`, and by the connection to each.
