@@ -27,7 +27,7 @@ from deepseek_backend.engines.reference.token_sampling import (
     spellings,
     token_logprobs,
 )
-from deepseek_backend.errors import BackendError, EngineError, describe
+from deepseek_backend.errors import BackendError, EngineError, RequestError, describe
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class BatchedGeneration:
         """Return the step of a generated token. A token that ends the text is counted, but shown only on request."""
         self.last_token_id = token_id
         self.num_generated += 1
-        if self._guide is not None and self._guide.failure:
-            return self.step(error=EngineError(f"the guide can't be followed: {self._guide.failure}"))
+        if self._guide is not None and (failure := self._guide.failure):
+            return self.step(error=RequestError(failure))
         if self.request.sampling.return_perf_metrics:
             self._last_token_ns = time.monotonic_ns()
             self._first_token_ns = self._first_token_ns or self._last_token_ns

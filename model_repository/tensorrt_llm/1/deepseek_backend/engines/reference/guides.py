@@ -51,7 +51,7 @@ class Guides:
             return None
         from llguidance import LLMatcher, gbnf_to_lark
 
-        value = getattr(sampling, name)
+        value, tokens = getattr(sampling, name), self._tokens
         try:
             if name == "guided_regex":
                 grammar = LLMatcher.grammar_from_regex(value)
@@ -60,23 +60,20 @@ class Guides:
             else:
                 schema = {"type": "object"} if name == "guided_json_object" else json.loads(value)
                 grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
-            matcher = LLMatcher(self._tokens, grammar)
+            matcher = LLMatcher(tokens, grammar)
             refused = matcher.get_error()
-        except (ValueError, gbnf_to_lark.GbnfToLarkError) as error:
+        except Exception as error:  # gbnf_to_lark raises no narrower class for a rule that is missing
             refused = str(error)
         if refused:
             raise RequestError(f"{name}: llguidance refused it: {' '.join(refused.split())}")
-        return Guide(matcher, self._vocab_size, self._eos_token_id)
+        return Guide(name, matcher, self._vocab_size, self._eos_token_id)
 
 
 class Guide:
     """Which tokens a request may get next."""
 
-    failure = ""
-    """Why no further token can be chosen."""
-
-    def __init__(self, matcher: Any, vocab_size: int, eos_token_id: int) -> None:
-        self._matcher, self._eos_token_id = matcher, eos_token_id
+    def __init__(self, name: str, matcher: Any, vocab_size: int, eos_token_id: int) -> None:
+        self._name, self._matcher, self._eos_token_id = name, matcher, eos_token_id
         self._allowed = np.zeros((1, (vocab_size + 31) // 32), np.int32)
         self._has_ended = False
 
@@ -92,7 +89,13 @@ class Guide:
         masks.fill_next_token_bitmask(self._matcher, self._allowed, 0)
         masks.apply_token_bitmask_inplace(logits[None], self._allowed)
 
+    @property
+    def failure(self) -> str:
+        """Why no further token can be chosen, or "". Behind its first line llguidance has its whole state."""
+        problem, *_ = self._matcher.get_error().split("\n")
+        return f"{self._name}: llguidance gave up: {problem}" if problem else ""
+
     def accept(self, token_id: int) -> None:
         self._has_ended |= token_id == self._eos_token_id
-        if not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
-            self.failure = self._matcher.get_error() or f"llguidance refuses token {token_id}, which it allowed"
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)
