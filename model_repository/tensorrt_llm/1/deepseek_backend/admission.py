@@ -229,8 +229,9 @@ class Admission:
         if limit is None or held + asked <= limit:
             return
         if asked > limit:
+            lower = "n or best_of" if name == "max_inflight" else "max_tokens, n or best_of"
             raise RequestError(
-                f"{name} is {limit:,} and this request alone is {asked:,}: lower max_tokens, or send fewer prompts"
+                f"{name} is {limit:,} and this request alone is {asked:,}: lower {lower}, or send fewer prompts"
             )
         raise UnavailableError(
             f"{name} is {limit:,}, {held:,} are in flight and this request is {asked:,} more: send it again later, "
