@@ -157,15 +157,9 @@ def test_everything_that_a_model_has_no_input_for_is_named_at_once():
 
 def test_llmapi_is_asked_for_the_outcome_and_not_for_the_prompt():
     values = sent(dialect(LLMAPI), asked(temperature=0.5, stop=["a", "b"]))
-    assert values == {
-        "text_input": "hi",
-        "streaming": True,
-        "return_finish_reason": True,
-        "return_stop_reason": True,
-        "sampling_param_exclude_input_from_output": True,
-        "sampling_param_temperature": 0.5,
-        "sampling_param_stop": ["a", "b"],
-    }
+    fields = {"exclude_input_from_output": True, "temperature": 0.5, "stop": ["a", "b"]}
+    flags = dict.fromkeys(("streaming", "return_finish_reason", "return_stop_reason"), True)
+    assert values == {"text_input": "hi"} | flags | {f"sampling_param_{name}": fields[name] for name in fields}
     values = sent(dialect(LLMAPI), asked(exclude_input_from_output=False))
     assert values["sampling_param_exclude_input_from_output"] is False
     # What asks for nothing needs no input.

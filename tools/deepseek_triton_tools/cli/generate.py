@@ -97,7 +97,7 @@ def _generate(args: argparse.Namespace) -> int:
     if is_cut or completion.finish_reason in ("cancelled", "timeout"):
         why = "its reasoning reached max_tokens" if is_cut else completion.finish_reason
         complain(f"deepseek-triton generate: the answer is not complete: {why}")
-    return 0
+    return 1 if completion.finish_reason == "cancelled" else 0
 
 
 def _run_batch(args: argparse.Namespace, params: SamplingParams) -> int:
