@@ -178,7 +178,7 @@ def test_finish_reasons():
         ("stop", "END"): ("stop", "END"),
         ("length", ""): ("length", None),
         ("timeout", ""): ("length", "timeout"),
-        ("cancelled", ""): ("stop", "cancelled"),
+        ("cancelled", ""): ("length", "cancelled"),
     }
     for (reason, stop_reason), told in table.items():
         part = Part(text="a", finish_reason=reason, stop_reason=stop_reason)

@@ -32,8 +32,9 @@ def test_the_client_asks_a_gateway():
         for fields in ({"logprobs": 2}, {"chat_template_kwargs": "{"}):
             with pytest.raises(InvalidRequest, match=next(iter(fields))):
                 client.chat("Hi", **fields)
-        triton.script = answer(HELLO, *(event(finish_reason="timeout", sequence_index=each) for each in (0, 1)))
-        assert client.generate("Hi", timeout_ms=5, n=2).finish_reason == "timeout"
+        for why in ("cancelled", "timeout"):
+            triton.script = answer(HELLO, *(event(finish_reason=why, sequence_index=each) for each in (0, 1)))
+            assert client.generate("Hi", timeout_ms=5, n=2).finish_reason == why
         assert (triton.asked[-1]["timeout_ms"], "sampling_param_temperature" in triton.asked[-1]) == (5, False)
         triton.script = answer(HELLO)  # it breaks off
         with pytest.raises(Exception, match="the model's server failed"):

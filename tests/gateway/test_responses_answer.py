@@ -152,18 +152,18 @@ def test_parts_become_items_in_their_order():
     cut = answered([Part(text=TWO_CALLS[:60], finish_reason="length")], **TOOLS)
     assert shape(cut) == [("message", "I look.", "completed"), ("function_call", "f", "{", "incomplete")]
     assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    ended = answered([Part(text="half", finish_reason="cancelled")])
+    assert shape(ended) == [("message", "half", "incomplete")]
+    assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
     one_call = answered([Part(text=TWO_CALLS), Part(text="more"), LAST], parallel_tool_calls=False, **TOOLS)
     assert [kind for kind, *_ in shape(one_call)] == ["message", "function_call"]
     assert one_call["status"] == "completed"
     assert one_call["id"] != response["id"]
     assert one_call["id"].startswith("resp_")
-    assert answered([Part(text="a", num_output_tokens=2), LAST])["usage"] == {
-        "input_tokens": 5,
-        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
-        "output_tokens": 5,
-        "output_tokens_details": {"reasoning_tokens": 2},
-        "total_tokens": 10,
-    }
+    cached, reasoning = {"cached_tokens": 4, "cache_write_tokens": 0}, {"reasoning_tokens": 2}
+    usage = {"input_tokens": 5, "output_tokens": 5, "total_tokens": 10}
+    usage |= {"input_tokens_details": cached, "output_tokens_details": reasoning}
+    assert answered([Part(text="a", num_output_tokens=2), LAST])["usage"] == usage
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_parts_become_items_in_their_order():
 def test_response_and_events_have_the_shapes_of_openais_description(asked):
     logprobs = '[{"5": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}]'
     parts = [Part(reasoning="hm"), Part(text=TWO_CALLS, logprobs=logprobs)]
-    for finish_reason in ("stop", "length", None):
+    for finish_reason in ("stop", "length", "cancelled", None):
         request = read_responses_request({**asked, "stream": True})
         writer = ResponseWriter("m", request.echoed)
         answer = ResponsesAnswer(writer, request.chat)

@@ -29,7 +29,8 @@ _FIELDS = {
     if (field.vllm or field.json or field.name in _BESIDE) and field.name not in _NOT_READ
 }
 _OUTPUTS = ("text_output", "sequence_index")
-_LATE = {"finish_reason": "length", "stop_reason": "timeout"}.items()
+_EARLY = ("timeout", "cancelled")
+"""Triton's finish reasons that are `stop_reason` here, beside "length"."""
 
 
 def http_transport(endpoint: Endpoint, settings: Settings, new_socket: NewSocket) -> HttpTransport:
@@ -97,11 +98,12 @@ def _outputs(data: bytes) -> Outputs | None:
     try:
         choices: list[Mapping[str, Any]] = event.get("choices") or [{}]  # usage comes without a choice
         deltas = [choice.get("delta") or {} for choice in choices]
+        ends = [(choice.get("finish_reason"), choice.get("stop_reason")) for choice in choices]
         outputs: dict[str, Any] = {
             "text_output": [d.get("content") or c.get("text") or "" for c, d in zip(choices, deltas, strict=True)],
             "sequence_index": [choice.get("index", 0) for choice in choices],
             "reasoning_output": [each.get("reasoning_content") or each.get("reasoning") or "" for each in deltas],
-            "finish_reason": ["timeout" if c.items() >= _LATE else c.get("finish_reason") or "None" for c in choices],
+            "finish_reason": [why if end == "length" and why in _EARLY else end or "None" for end, why in ends],
         }
         if usage := event.get("usage"):
             outputs["num_input_tokens"] = [usage["prompt_tokens"]] * len(choices)

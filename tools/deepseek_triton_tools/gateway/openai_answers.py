@@ -103,14 +103,12 @@ def _number(value: float | None) -> float:
     return _LEAST if value is None else max(value, _LEAST)
 
 
-_BY_REASON = {"stop": "stop", "length": "length", "timeout": "length", "cancelled": "stop"}
-
-
 def finish_of(finish_reason: str, stop_reason: str) -> tuple[str, str]:
     """OpenAI's finish_reason, and what the choice's `stop_reason` tells beside it: the stop string, the id of the stop
     token, or the word that OpenAI has not ("timeout", "cancelled"); "" for nothing."""
-    told = _BY_REASON.get(finish_reason or "stop", "stop")
-    return told, finish_reason if finish_reason in ("timeout", "cancelled") else stop_reason
+    if finish_reason in ("timeout", "cancelled"):  # "stop" would call half an answer whole
+        return "length", finish_reason
+    return "length" if finish_reason == "length" else "stop", stop_reason
 
 
 @dataclass(slots=True)

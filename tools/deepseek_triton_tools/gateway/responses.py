@@ -223,14 +223,16 @@ class ResponsesAnswer(Answer):
         return events
 
     def end(self) -> bytes:
-        if self.choice.finish_reason == "length":
+        if (self.choice.finish_reason, self.choice.stop_reason) == ("length", "cancelled"):
+            events = self.fail("server_error", "The server ended the answer before it was complete.")
+        elif self.choice.finish_reason == "length":
             events = self._writer.end("incomplete", usage=self._usage(), reason="max_output_tokens")
         else:
             events = self._writer.end("completed", usage=self._usage())
         return events if self._stream else _encode(self._writer.document)
 
     def fail(self, code: str, message: str) -> bytes:
-        """The last events of a response whose first events a client has already."""
+        """The last events of a response that has begun, which keeps what there is of it."""
         return self._writer.end("failed", usage=self._usage(), error={"code": code, "message": message})
 
     def _usage(self) -> dict[str, object]:
