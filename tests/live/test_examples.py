@@ -105,7 +105,8 @@ def asking(page: str) -> list[Command]:
 
 
 def shell(server: ServerProcess, folder: Path, statement: str) -> subprocess.CompletedProcess[str]:
-    # The commands without an address ask the default port.
+    # What a reader waits for is there, so it is asked once. Commands without an address ask the default port.
+    statement = re.sub(r"^until (.*?); do .*; done", r"\1", statement)
     statement = re.sub(r"(deepseek-triton (?:generate|chat))(?!.*--url)", r"\1 --url http://localhost:8000", statement)
     script = at(server, f"U=localhost:8000/v2/models/tensorrt_llm\n{statement}")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
