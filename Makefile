@@ -57,7 +57,7 @@ help:  ## show this
 
 environments: $(INSTALLED) $(VLLM_INSTALLED) $(CLIENTS_INSTALLED) $(PACES_INSTALLED)
 
-venv: $(INSTALLED)  ## make .venv with everything in it; PYTHON=python3.12 names another Python
+venv: $(INSTALLED)  ## make .venv with everything in it; `make venv PYTHON=python3.12` with another Python
 
 demo: $(DEMO)  ## see it work: a tiny DeepSeek on a real tritonserver, without a GPU
 	@$(BIN)/deepseek-triton demo
@@ -100,8 +100,7 @@ types: $(INSTALLED)  ## mypy, strict
 docs: $(INSTALLED)  ## build the documentation as a site into .cache/site, where a broken link is an error; run its snippets
 	@rm -rf .cache/site .cache/[0-9]*  # zensical's cache, whose --clean takes .cache/docs along
 	@$(BIN)/python -m deepseek_triton_tools.generated_files --site .cache/docs
-	@$(BIN)/zensical build --strict
-	@$(PYTEST) -m documents
+	@$(BIN)/zensical build --strict; site=$$?; $(PYTEST) -m documents && exit $$site
 
 generated: $(INSTALLED)  ## write config.pbtxt, model.yaml and docs/contract.md again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files

@@ -71,7 +71,7 @@ def main() -> int:
     try:
         failed = any(_pip_install(step, log, started_s) for step in (_UPGRADE, arguments))
     except KeyboardInterrupt:
-        print("\nthe installation was interrupted; make goes on with it", file=sys.stderr)
+        print("\nthe installation was interrupted; type make again to go on", file=sys.stderr)
         return 130
     _show(started_s, "pip failed" if failed else "installed")
     if sys.stdout.isatty():
