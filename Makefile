@@ -89,10 +89,11 @@ test-gateway: $(DEMO) $(CLIENTS_INSTALLED)  ## ask the gateway with the clients 
 test-sla: $(INSTALLED) $(PACES_INSTALLED)  ## ask AIConfigurator, in an environment of its own (690 MB)
 	@$(BIN)/python -m pytest tests/tools/sla/test_real_aiconfigurator.py tests/build/test_dynamo_adapter.py
 
-lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders
+lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders; the limits in tests/house.py
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PYTHONPATH=model_repository/tensorrt_llm/1 $(BIN)/lint-imports --no-cache
+	@$(BIN)/python tests/house.py > /dev/null
 
 types: $(INSTALLED)  ## mypy, strict
 	@$(BIN)/mypy
