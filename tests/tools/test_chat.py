@@ -193,7 +193,7 @@ def test_commands_change_what_is_sent(pipe, model_server):
     assert conversation_of(second) == [("user", "hi"), ("assistant", "HI"), ("user", "there")]
     assert "sampling_param_stop" not in second
     assert json.loads(second["chat_template_kwargs"]) == {"tools": [], "thinking": False}
-    assert json.loads(third["chat_template_kwargs"]) == {"tools": [], "reasoning_effort": "max"}
+    assert json.loads(third["chat_template_kwargs"]) == {"tools": [], "thinking": True, "reasoning_effort": "max"}
 
 
 def test_turns_can_be_taken_back_and_asked_again(pipe, model_server):
@@ -208,7 +208,7 @@ WRONG_COMMANDS = {
     "/hepl": "no command /hepl; did you mean /help?",
     "/retry": "there is nothing to ask again",
     "/undo": "there is nothing to take back",
-    "/thinking": "expected /thinking on, /thinking off or an effort",
+    "/thinking yes": "expected /thinking on, off or an effort",
     "/params temprature=1": "unknown field 'temprature'; did you mean 'temperature'?",
     "/params temperature=hot": "temperature: expected a number",
     "/params n=2": "a chat has one answer to each turn",

@@ -31,7 +31,7 @@ from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 _COMMANDS = """\
 /system TEXT       what the model is told first; /system - takes it back, /system alone shows it
-/thinking on|off   have the model reason first, where it can do both; V4 also takes an effort, such as max
+/thinking on|off   have the model reason first, where it can do both; so does an effort, such as max, which V4 heeds
 /params NAME=VALUE set a sampling field; NAME= takes it back, /params alone shows them
 /retry             ask the last thing again
 /undo              take back the last thing said and its answer
@@ -43,6 +43,7 @@ _COMMANDS = """\
 A line that ends in \\ goes on in the next one. //text sends "/text". Ctrl-C stops an answer, Ctrl-D ends the chat."""
 _NAMES = [line.split()[0] for line in _COMMANDS.splitlines() if line.startswith("/")]
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
 _HISTORY_LINES = 1000
 
 
@@ -128,20 +129,17 @@ class Chat:
                     conversation.set_system(None if argument == "-" else argument)
                 return f"system: {conversation.system or 'nothing'}"
             case "/thinking":
-                if not argument:
-                    raise ToolError("expected /thinking on, /thinking off or an effort, such as /thinking max")
+                if argument not in ("on", "off", *_EFFORTS) and not argument.isdecimal():
+                    raise ToolError(f"expected /thinking on, off or an effort: {', '.join(_EFFORTS)}, or 1 to 100")
                 kwargs = json.loads(str(conversation.params.chat_template_kwargs or "{}"))
-                if argument in ("on", "off"):
-                    kwargs["thinking"] = argument == "on"
-                else:  # a switch would win over it
-                    kwargs.pop("thinking", None)
+                kwargs["thinking"] = argument not in ("off", "none")  # all that a model without efforts looks at
+                if argument not in ("on", "off"):
                     kwargs["reasoning_effort"] = int(argument) if argument.isdecimal() else argument
                 conversation.params = conversation.params.merged({"chat_template_kwargs": kwargs})
                 return f"thinking: {argument}"
             case "/params":
-                conversation.params = _checked(
-                    conversation.params.merged(dict([assigned(argument)] if argument else []))
-                )
+                given = dict([assigned(argument)] if argument else [])
+                conversation.params = _checked(conversation.params.merged(given))
                 return f"params: {as_json({field.name: value for field, value in conversation.params.given()})}"
             case "/retry":
                 last = conversation.to_retry()
