@@ -184,6 +184,7 @@ class LoopbackServer(ABC):
 
 class FakeServer(LoopbackServer):
     """A server with one model. `script` says how the next requests are answered, `answer` how all the others are.
+    Tasks, such as `model_info`, take no texts of either, and have answers of their own.
 
     Use it in a `with` block, or close it. It sees that a client has left at the next chunk, and within a Pause at once.
     """
@@ -237,9 +238,8 @@ class FakeServer(LoopbackServer):
         elif handler.path in ("/v2/health/live", "/v2/health/ready"):
             handler.send_json(200, {})
         elif verb is None:
-            handler.send_json(
-                *_refusal(exceptions.ModelNotFound(f"Request for unknown model: no model is at {handler.path}"))
-            )
+            missing = exceptions.ModelNotFound(f"Request for unknown model: no model is at {handler.path}")
+            handler.send_json(*_refusal(missing))
         elif not self.ready:
             handler.send_json(*_refusal(exceptions.ModelNotReady(self.model_name)))
         elif verb == "":
@@ -260,7 +260,9 @@ class FakeServer(LoopbackServer):
                 if is_active:
                     self._to_cancel.add(request.request_id)
             else:
-                answer = self._scripted.popleft() if self._scripted else self.answer
+                wants_text = "task" not in request.body  # a command asks first what the model is
+                takes_one = self._scripted and (wants_text or isinstance(self._scripted[0], (Mapping, Exception)))
+                answer = self._scripted.popleft() if takes_one else self.answer
                 self.requests.append(request)
                 self._active.append(request.request_id)
                 self.most_at_once = max(self.most_at_once, len(self._active))
@@ -294,6 +296,9 @@ class FakeServer(LoopbackServer):
                 return
             if isinstance(item, Pause):
                 self._pause(handler, request.request_id, item.seconds)
+            elif isinstance(item, str) and "task" in request.body:
+                yield 200, _task_outputs(request, self.model_name)
+                return
             elif isinstance(item, str):
                 num_chunks += 1
                 finish_reason = "stop"
@@ -393,14 +398,20 @@ def _metadata(model_name: str) -> dict[str, Any]:
     inputs += [("streaming", "BOOL", 1), ("stop", "BOOL", 1), ("stream_mode", "BYTES", 1)]
     inputs += [("return_finish_reason", "BOOL", 1), ("task", "BYTES", 1)]
     inputs += [(each.tensor_name, each.datatype, -1 if each.many else 1) for each in SAMPLING_FIELDS]
-    texts = ("text_output", "reasoning_output", "finish_reason", "stop_reason")
-    outputs = [(name, "BYTES", -1) for name in texts]
+    outputs = [(name, "BYTES", -1) for name in ("text_output", "reasoning_output", "finish_reason", "stop_reason")]
     outputs += [(name, "INT32", -1) for name in ("sequence_index", "num_input_tokens", "num_output_tokens")]
     listed = [
         [{"name": name, "datatype": datatype, "shape": [length]} for name, datatype, length in tensors]
         for tensors in (inputs, outputs)
     ]
     return {"name": model_name, "versions": ["1"], "platform": "python", "inputs": listed[0], "outputs": listed[1]}
+
+
+def _task_outputs(request: ReceivedRequest, model_name: str) -> Mapping[str, Any]:
+    """What answers each task that is not scripted. The text of token ids is their numbers."""
+    info = json.dumps({"name": model_name, "chat_template": "{{ messages[-1].content }}", "tool_form": None})
+    text, ids = " ".join(map(str, _listed(request.body.get("input_ids", [])))), [*range(_num_tokens(request))]
+    return {"text_output": text, "output_ids": ids, "model_info": info, "finish_reason": "stop"}
 
 
 def _num_tokens(request: ReceivedRequest) -> int:

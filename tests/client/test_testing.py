@@ -66,6 +66,9 @@ def test_tasks_are_scripted_by_their_outputs(client, server):
     assert json.loads(server.requests[0].body["tools"]) == [{"type": "function"}]
     with pytest.raises(InvalidRequest, match=r"^token_ids: expected a list of token ids, got a text"):
         client.detokenize("Hi")
+    server.script("a text")  # is left for who asks for one
+    assert (client.tokenize("hello world"), client.detokenize([5, 7])) == ((0, 1), "5 7")
+    assert (client.model_info()["name"], client.generate("x").text) == ("tensorrt_llm", "a text")
 
 
 def test_each_text_is_a_chunk(server, client):

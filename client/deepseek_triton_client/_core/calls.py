@@ -79,15 +79,14 @@ class Calls:
 
     async def cancel(self, request_id: str) -> None:
         """End the active request with this id, on whichever server it runs."""
-        error: DeepseekTritonError | None = None
         for server in self._servers.all:
             try:
                 return await self._stop(server, request_id)
             except DeepseekTritonError as exc:
-                error = exc
-                error.request_id, error.url = request_id, server.url
-        assert error is not None, "settings have at least one server"
-        raise error
+                exc.request_id, exc.url = request_id, server.url
+                if server is self._servers.all[-1]:
+                    raise
+        raise AssertionError("settings have at least one server")
 
     async def metadata(self) -> ModelMetadata:
         for server in (servers := list(self._servers.in_order())):

@@ -230,9 +230,8 @@ class Admission:
             return
         if asked > limit:
             lower = "n or best_of" if name == "max_inflight" else "max_tokens, n or best_of"
-            raise RequestError(
-                f"{name} is {limit:,} and this request alone is {asked:,}: lower {lower}, or send fewer prompts"
-            )
+            why = f"{name} is {limit:,} and this request alone is {asked:,}"
+            raise RequestError(f"{why}: lower {lower}, or send fewer prompts")
         raise UnavailableError(
             f"{name} is {limit:,}, {held:,} are in flight and this request is {asked:,} more: send it again later, "
             "or to another server",
