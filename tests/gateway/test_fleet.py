@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from collections import defaultdict
 from contextlib import aclosing, asynccontextmanager
 
@@ -36,7 +37,7 @@ class ScriptedServer:
         self.ready = self.keeps_idle = True
         self.silent = self.hung = self.refusing = self.broken = False
         self.num_checks = self.num_abandoned = self.running = self.closed = 0
-        self.model = "deepseek-r1"
+        self.told = {"name": "deepseek-r1", "max_seq_len": 4096}
         self.metrics = b""
         self.answers = []
         self.asked = []
@@ -57,7 +58,7 @@ class ScriptedServer:
 
     async def ask(self, call):
         if call.inputs.get("task") == "describe":
-            return {"model_info": json.dumps({"name": self.model, "checkpoint": f"/of/{self.url[-6]}/r1"})}
+            return {"model_info": json.dumps({"checkpoint": f"/of/{self.url[-6]}/r1", **self.told})}
         return {"text_output": "".join([part.text async for parts in self.generate(call) for part in parts])}
 
     async def get(self, path, *, fresh=False):
@@ -295,35 +296,39 @@ async def test_a_server_with_another_model_is_left_out(servers):
     async with fleet_of(servers) as fleet:
         servers[C].ready = False
         await until_state(fleet, C, "down")
-        servers[C].model, servers[C].ready = "deepseek-v3", True
+        servers[C].told, servers[C].ready = {"name": "deepseek-v3"}, True
         await until_state(fleet, C, "left out")
         assert "deepseek-v3" in fleet.servers()[2].reason
         for _ in range(20):
             assert await answer(fleet) in (A, B)
-        servers[C].model = "deepseek-r1"
+        servers[C].told = {"name": "deepseek-r1", "tool_form": "dsml"}
+        await until(lambda: "dsml" in fleet.servers()[2].reason)
+        servers[C].told = servers[A].told
         await until_state(fleet, C, "up")
 
 
-async def test_a_fleet_whose_servers_all_went_may_come_back_with_another_model(servers, monkeypatch):
-    monkeypatch.setattr(fleet_module, "MODEL_KEPT_S", 0.01)
+async def test_the_smallest_context_of_the_servers_that_are_up_is_told(servers, caplog):
+    servers[B].told = {"name": "deepseek-r1", "max_seq_len": 512}
     async with fleet_of(servers) as fleet:
+        for ready, told in ((False, "4096"), (True, "512")):
+            caplog.clear()
+            servers[B].ready = ready
+            await until(lambda told=told: told in fleet.model_info)
+        assert re.search(rf"{B}.* 512.* 4096", caplog.text)
+
+
+@pytest.mark.parametrize(("urls", "kept_s"), [(URLS, 0.01), ([A], 3600.0)], ids=["after some time", "alone"])
+async def test_servers_that_all_went_may_come_back_with_another_model(servers, monkeypatch, urls, kept_s):
+    monkeypatch.setattr(fleet_module, "MODEL_KEPT_S", kept_s)
+    async with fleet_of(servers, urls) as fleet:
         assert "deepseek-r1" in fleet.model_info
         for server in servers.values():
             server.ready = False
         await until(lambda: set(states(fleet).values()) == {"down"})
         await asyncio.sleep(0.02)
         for server in servers.values():
-            server.ready, server.model = True, "deepseek-v3"
+            server.ready, server.told = True, {"name": "deepseek-v3"}
         await until(lambda: set(states(fleet).values()) == {"up"})
-        assert "deepseek-v3" in fleet.model_info
-
-
-async def test_the_only_server_may_come_back_with_another_model_at_once(servers):
-    async with fleet_of(servers, [A]) as fleet:
-        servers[A].ready = False
-        await until_state(fleet, A, "down")
-        servers[A].ready, servers[A].model = True, "deepseek-v3"
-        await until_state(fleet, A, "up")
         assert "deepseek-v3" in fleet.model_info
 
 
@@ -333,7 +338,7 @@ async def test_a_server_with_another_model_does_not_take_over_in_a_bad_moment(se
         await until_state(fleet, B, "down")
         servers[A].ready = False
         await until_state(fleet, A, "down")
-        servers[B].ready, servers[B].model = True, "deepseek-v3"
+        servers[B].ready, servers[B].told = True, {"name": "deepseek-v3"}
         await until_state(fleet, B, "left out")
         servers[A].ready = True
         await until(lambda: states(fleet) == {A: "up", B: "left out"})

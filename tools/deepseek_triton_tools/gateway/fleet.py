@@ -10,7 +10,7 @@ from contextlib import aclosing
 from hashlib import blake2b
 from urllib.parse import urlsplit
 
-from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer, ModelIdentity
+from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer
 from deepseek_triton_tools.gateway.settings import (
     GatewaySettings,
     ModelSettings,
@@ -77,10 +77,8 @@ class Fleet:
         self._lists: list[Sequence[ServerAddress]] = [()] * len(self._sources)
         self._members: dict[str, FleetMember] = {}
         self._leaving: list[FleetMember] = []
-        self._identity = ModelIdentity()
-        self.model_info = ""
-        """The answer to `describe` (docs/contract.md); "" until a server has been up. Servers that were all
-        down may come back with another."""
+        self._identity = ""
+        self._model_info = ""
         self._watches: dict[FleetMember, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
@@ -115,6 +113,18 @@ class Fleet:
         """Each server as it is now; those that leave are at the end."""
         return [member.snapshot() for member in [*self._members.values(), *self._leaving]]
 
+    @property
+    def model_info(self) -> str:
+        """The answer to `describe` (docs/contract.md), of the generation server with the smallest max_seq_len of those
+        that are up; "" until a server has been up. Servers that were all down may come back with another."""
+        if up := self._up("generation"):  # of equals the former one, so that it stays the same
+            least = min(up, key=lambda member: (member.max_seq_len, member.model_info != self._model_info))
+            self._model_info = least.model_info
+        return self._model_info
+
+    def _up(self, role: Role) -> list[FleetMember]:
+        return [member for member in self._members.values() if member.state == "up" and member.role == role]
+
     # Requests.
 
     @property
@@ -125,7 +135,7 @@ class Fleet:
         """The answer of one server, or of two that share the request. Raises UpstreamError."""
         if not (self._is_disaggregated and is_shareable(call, self._local_prefill_tokens)):
             return self._generate(call, "generation")
-        if not any(member.role == "generation" and member.state == "up" for member in self._members.values()):
+        if not self._up("generation"):
             raise self.unavailable()  # before a context server computes a prompt that nobody would fetch
         return generate_shared(call, self._generate, lambda release: _keep(self._releases, release))
 
@@ -182,8 +192,7 @@ class Fleet:
     def _next(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> FleetMember:
         """The server to ask after those in `call.tried`, which failed with `errors`. Raises UpstreamError where there
         is none left."""
-        up = [member for member in self._members.values() if member.state == "up" and member.role == role]
-        left = [member for member in up if member.url not in call.tried]
+        left = [member for member in self._up(role) if member.url not in call.tried]
         # Whoever sends what kills an engine would take the whole fleet down, one server after the other.
         if len(call.died) >= MOST_DEATHS:
             raise self.unavailable(errors, role, is_deadly=True)
@@ -287,15 +296,19 @@ class Fleet:
         self._leaving.remove(member)
         await member.close()
 
-    def _accept(self, member: FleetMember, identity: ModelIdentity) -> str:
+    def _accept(self, member: FleetMember, identity: str) -> str:
         """Why a server with this model may not take part; "" if it may. The model is that of the servers that are up.
         When none has been for some time, the first to come decides."""
         kept_since = time.monotonic() - MODEL_KEPT_S
         if all(other.up_until <= kept_since for other in self._members.values() if other is not member):
-            self._identity, self.model_info = identity, member.model_info
-        if identity == self._identity:
-            return ""
-        return f"It has {identity}, and the other servers have {self._identity}"
+            self._identity, self._model_info = identity, member.model_info
+        if identity != self._identity:
+            return f"It has {identity}, and the other servers have {self._identity}"
+        least = min((other.max_seq_len for other in self._up(member.role)), default=member.max_seq_len)
+        if member.max_seq_len != least:
+            text = "%s has max_seq_len %d, and others of its model %d, so what is between both fails at some of them"
+            _log.warning(text, member.url, member.max_seq_len, least)
+        return ""
 
 
 def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]) -> None:

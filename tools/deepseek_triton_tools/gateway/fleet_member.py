@@ -60,16 +60,6 @@ State = Literal["new", "up", "down", "left out"]
 _log = logging.getLogger(__name__)
 
 
-class ModelIdentity(msgspec.Struct, frozen=True):
-    """The part of `model_info` that all servers of a fleet have in common."""
-
-    name: str = ""
-    checkpoint: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name} from {self.checkpoint}"
-
-
 @dataclass(frozen=True, slots=True)
 class FleetServer:
     """A server as it is now, for people and programs that watch the fleet.
@@ -105,7 +95,7 @@ class FleetMember:
         *,
         server: TritonServer,
         metrics: TritonServer | None,
-        accept: Callable[[FleetMember, ModelIdentity], str],
+        accept: Callable[[FleetMember, str], str],
         role: Role = "generation",
         is_shared: bool = False,
     ) -> None:
@@ -115,6 +105,7 @@ class FleetMember:
         self.state: State = "new"
         self.reason = "not yet asked"
         self.model_info = ""
+        self.max_seq_len = 0
         self.leaving = False
         self.server = server
         self._model_path = f"/v2/models/{triton_model}/ready"
@@ -359,6 +350,7 @@ class FleetMember:
             model = msgspec.json.decode(self.model_info, type=ToldModel)
         except (TimeoutError, UpstreamError, msgspec.MsgspecError, RecursionError) as error:
             return f"it does not tell its model: {error}"
+        self.max_seq_len = model.max_seq_len
         if self._is_shared and model.fields.request_type:
             reason = f"It can't share requests with another server: {model.fields.request_type}"
         else:
@@ -415,10 +407,12 @@ class ToldModel(msgspec.Struct):
 
     name: str = ""
     checkpoint: str = ""
+    tool_form: str | None = None
+    max_seq_len: int = 0
     fields: _ToldFields = msgspec.field(default_factory=_ToldFields)
     """Input that it can't do -> why, or ""."""
 
     @property
-    def identity(self) -> ModelIdentity:
-        """The same checkpoint may lie in another folder on each host."""
-        return ModelIdentity(self.name, PurePath(self.checkpoint).name)
+    def identity(self) -> str:
+        """What all servers of a fleet have in common. The same checkpoint may lie in another folder on each host."""
+        return f"{self.name} from {PurePath(self.checkpoint).name} (tool_form {self.tool_form})"
