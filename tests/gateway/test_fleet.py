@@ -454,8 +454,7 @@ async def test_servers_join_and_leave(servers, caplog):
         assert states(fleet) == {A: "up", B: "up"}
         for error in (SourceError("half a file"), RuntimeError("can't start new thread")):
             source.urls = error
-            before = source.num_reads
-            await until(lambda before=before: source.num_reads > before + 3)
+            await until(lambda before=source.num_reads: source.num_reads > before + 3)
             assert caplog.text.count(str(error)) == 1
             assert states(fleet) == {A: "up", B: "up"}
 

@@ -32,6 +32,7 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning")
 _NOT_IN_FILE = ("--help", "--help-all", "--config", "--new-key")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SET_BY_HTTP = {"connection", "content-length", "content-type", "host", "transfer-encoding"}
+_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 _ORIGIN = re.compile(r"\*|https?://[^/\s?#@]+")
 _COLLECTOR = re.compile(r"https?://[^/\s?#@]+(/[^\s?#]*)?")
 _local_prefill = whole_number("a number of tokens, 0 or more", least=0)
@@ -102,15 +103,6 @@ def _metrics_port(text: str) -> int:
     return 0 if text == "none" else _port_or_none(text)
 
 
-def _is_loopback(host: str) -> bool:
-    import ipaddress
-
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _gateway(args: argparse.Namespace) -> int:
     if args.new_key is not None:
         from deepseek_triton_tools.gateway.guard import new_key
@@ -130,7 +122,7 @@ def _gateway(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     _require_port(settings.host, settings.port)
     print(_announcement(settings), flush=True)
-    if settings.keys_file is None and not _is_loopback(settings.host):
+    if settings.keys_file is None and not _LOOPBACK.fullmatch(settings.host):
         complain(f"warning: {settings.host} can be reached from other machines, and without --keys anyone may ask")
     serve(settings)
     return 0
