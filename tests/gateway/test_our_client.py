@@ -29,9 +29,9 @@ def test_the_client_asks_a_gateway():
             assert (completion.text, completion.finish_reason, *counts) == ("Hello", "stop", 5, 3, 4, 1)
             assert completion.reasoning == ("hm" if ask == client.chat else "")
         assert client.ready()
-        for fields in ({"logprobs": 2}, {"chat_template_kwargs": "{"}):
-            with pytest.raises(InvalidRequest, match=next(iter(fields))):
-                client.chat("Hi", **fields)
+        for name, value in {"logprobs": 2, "separate_reasoning": False, "guided_json": "{"}.items():
+            with pytest.raises(InvalidRequest, match=rf"(^|for ){name}:"):
+                client.chat("Hi", **{name: value})
         for why in ("cancelled", "timeout"):
             triton.script = answer(HELLO, *(event(finish_reason=why, sequence_index=each) for each in (0, 1)))
             assert client.generate("Hi", timeout_ms=5, n=2).finish_reason == why

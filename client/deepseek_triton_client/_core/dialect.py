@@ -73,6 +73,7 @@ class Dialect:
                 missing.append(name)
         if self.kind == "vllm":
             sent.append(Input("sampling_parameters", "BYTES", (_vllm_json(fields),)))
+        is_openai_chat = self.kind == "openai" and request.is_chat
         for name, value in {**dict(self._defaults(request, fields, streaming=streaming)), **fields}.items():
             field = SAMPLING_BY_NAME[name]
             if self.kind == "vllm" and (field.vllm or name in GUIDES):
@@ -81,8 +82,8 @@ class Dialect:
             target = "exclude_input_in_output" if is_renamed else field.tensor_name
             if target in self._declared:
                 sent.append(Input(target, field.datatype, value if field.many else (value,)))
-            elif name in fields and value != field.neutral:
-                missing.append(name)
+            elif name in fields and (value != field.neutral or (name == "separate_reasoning" and is_openai_chat)):
+                missing.append(name)  # OpenAI's chats keep the reasoning apart, so that False asks for something
         problems = []
         if missing:
             elsewhere = "ask Triton itself" if self.kind == "openai" else "serve the model with deepseek-triton"

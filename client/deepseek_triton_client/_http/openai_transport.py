@@ -52,7 +52,7 @@ class OpenAITransport(HttpTransport):
         for name in _FIELDS.keys() & values.keys():
             field, (*several,) = _FIELDS[name], values[name]
             key = field.vllm if isinstance(field.vllm, str) else field.name
-            body[key] = several if field.many else _json(name, several[0]) if field.json else several[0]
+            body[key] = several if field.many else _json(field.name, several[0]) if field.json else several[0]
         if "messages" in values:
             path, body["messages"] = "chat/completions", _json("messages", values["messages"][0])
         else:
