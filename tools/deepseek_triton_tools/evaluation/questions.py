@@ -215,10 +215,10 @@ async def ask_all(
                 if fails_every_request(error):
                     raise
                 failed[key] = error
-                progress.count_failed()
+                progress.count(None)
             else:
                 kept.add(key, record)
-                progress.count_answered(record["num_output_tokens"])
+                progress.count(record["num_output_tokens"] or 0)
 
     try:
         async with connect() as client:

@@ -114,13 +114,10 @@ class ResponseWriter:
     ) -> bytes:
         """reason: why the response is incomplete. error: {code, message} of one that failed."""
         events = self._end_item("completed" if status == "completed" else "incomplete")
-        self.document |= {"status": status, "error": error}
-        if usage is not None:
-            self.document["usage"] = usage
-        if status == "completed":
-            self.document["completed_at"] = int(time.time())
-        if reason is not None:
-            self.document["incomplete_details"] = {"reason": reason}
+        completed_at = int(time.time()) if status == "completed" else None
+        details = {"reason": reason} if reason is not None else None
+        ended = {"status": status, "error": error, "completed_at": completed_at, "incomplete_details": details}
+        self.document |= ended if usage is None else {**ended, "usage": usage}
         return events + self._event(f"response.{status}", {"response": self.document})
 
     def _begin_item(
@@ -268,9 +265,8 @@ async def create_response(request: ApiRequest) -> None:
         log_failure(exchange.record, error)
         code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
         exchange.record.error_code = code
-        await exchange.end_stream(
-            answer.fail(code, openai_error(error, exchange.record.route, request.document).message)
-        )
+        message = openai_error(error, exchange.record.route, request.document).message
+        await exchange.end_stream(answer.fail(code, message))
 
 
 async def count_input_tokens(request: ApiRequest) -> None:

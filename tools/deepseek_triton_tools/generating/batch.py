@@ -107,10 +107,7 @@ def _answer(
             if isinstance(answer, DeepseekTritonError) and not progress.answered and fails_every_request(answer):
                 raise answer
             output.write(unanswered.popleft(), answer)
-            if isinstance(answer, DeepseekTritonError):
-                progress.count_failed()
-            else:
-                progress.count_answered(answer.num_output_tokens)
+            progress.count(None if isinstance(answer, DeepseekTritonError) else answer.num_output_tokens or 0)
             if progress.failed == max_failures:
                 return
 
@@ -139,15 +136,11 @@ class BatchProgress:
         """Rows that this run has answered, failed ones not counted."""
         return self.done - self._before - self.failed
 
-    def count_answered(self, num_tokens: int | None) -> None:
-        """`num_tokens`: those of the answer; None where the server doesn't count them."""
+    def count(self, num_tokens: int | None) -> None:
+        """`num_tokens`: those of the answer, 0 where the server doesn't count them; None for a failure."""
         self.done += 1
+        self.failed += num_tokens is None
         self._num_tokens += num_tokens or 0
-        self._status.show(self._line)
-
-    def count_failed(self) -> None:
-        self.done += 1
-        self.failed += 1
         self._status.show(self._line)
 
     def clear(self) -> None:
@@ -237,9 +230,8 @@ class BatchRows:
             names = ", ".join(map(repr, request)) or "nothing"
             raise ToolError(f'expected one of "prompt" and "messages", got {names}')
         (kind,) = kinds
-        problem = (
-            records.problem_of_messages(request[kind]) if kind == "messages" else _problem_of_prompt(request[kind])
-        )
+        problem_of = records.problem_of_messages if kind == "messages" else _problem_of_prompt
+        problem = problem_of(request[kind])
         if problem is None and request_id is not None and not (isinstance(request_id, str) and request_id):
             problem = f"request_id: expected a text that is not empty, got {request_id!r:.100}"
         if problem is not None:
