@@ -13,6 +13,7 @@ def test_the_client_asks_a_gateway():
     schema = '{"type":"object"}'
     raw = RawTriton()
     raw.info = {**INFO, "greedy_by_default": False}
+    starting = gateway_before(urls=("http://127.0.0.1:9",))
     with raw.serving() as triton, gateway_before(triton) as address, Client(f"{address}/v1") as client:
         triton.script = answer(event(reasoning_output="hm"), HELLO, LAST)
         for ask, content, expected in (
@@ -28,7 +29,11 @@ def test_the_client_asks_a_gateway():
             counts = [getattr(completion, f"num_{each}_tokens") for each in ("input", "output", "cached", "reasoning")]
             assert (completion.text, completion.finish_reason, *counts) == ("Hello", "stop", 5, 3, 4, 1)
             assert completion.reasoning == ("hm" if ask == client.chat else "")
-        assert client.ready()
+        with starting as empty:
+            for url, *states in (address, "ready", "ready", "missing"), (empty, "loading", "loading", "loading"):
+                for name, state in zip(("tensorrt_llm", "tiny", "other"), states, strict=True):
+                    with Client(f"{url}/v1", model_name=name) as other:
+                        assert other.readiness()[0].state == state
         for name, value in {"logprobs": 2, "separate_reasoning": False, "guided_json": "{"}.items():
             with pytest.raises(InvalidRequest, match=rf"(^|for ){name}:"):
                 client.chat("Hi", **{name: value})

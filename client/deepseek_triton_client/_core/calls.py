@@ -196,8 +196,9 @@ class Calls:
         try:
             if not await server.transport.server_ready(_limit_s(connect_s, deadlines)):
                 return Readiness(server.url, "starting", waited_s)
-            is_ready, detail = await server.transport.model_ready(_limit_s(connect_s, deadlines)), ""
+            is_ready, detail = True, ""
             try:  # Triton's metrics port answers yes to everything, but has no metadata
+                is_ready = await server.transport.model_ready(_limit_s(connect_s, deadlines))
                 await server.transport.metadata(_limit_s(connect_s, deadlines))
             except ModelNotReady:  # it loads, or was unloaded a moment ago
                 is_ready = False

@@ -5,11 +5,12 @@ Requests have the names of OpenAI and vLLM, and events become the outputs that T
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
-from deepseek_triton_client._core.exceptions import InvalidRequest, ModelNotFound, ProtocolError
+from deepseek_triton_client._core.exceptions import InvalidRequest, ModelNotFound, ModelNotReady, ProtocolError
 from deepseek_triton_client._core.interfaces import Input, Outputs
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.sampling_params import GUIDES, SAMPLING_FIELDS
@@ -28,7 +29,6 @@ _FIELDS = {
     for field in SAMPLING_FIELDS
     if (field.vllm or field.json or field.name in _BESIDE) and field.name not in _NOT_READ
 }
-_OUTPUTS = ("text_output", "sequence_index")
 _EARLY = ("timeout", "cancelled")
 """Triton's finish reasons that are `stop_reason` here, beside "length"."""
 
@@ -45,6 +45,7 @@ class OpenAITransport(HttpTransport):
         super().__init__(endpoint, settings, new_socket)
         self._path = quote(endpoint.path, safe=PATH_CHARACTERS)
         self._asked = self._name = settings.model_name
+        self._names: list[str] = []
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> HttpResponseStream:
         values = {each.name: each.values for each in inputs}
@@ -68,19 +69,35 @@ class OpenAITransport(HttpTransport):
         if status != 200:
             raise repeatable(status_error(status, headers, body))
         try:
-            names = [str(each["id"]) for each in json_object(body)["data"]]
-            is_named = self._asked != _TRITON_MODEL or _TRITON_MODEL in names
-            self._name = self._asked if is_named else names[0]
+            self._names = [str(each["id"]) for each in json_object(body)["data"]]
         except (LookupError, TypeError) as exc:
             raise ProtocolError(f"{self._path}/models: expected OpenAI's list of models, got {body[:200]!r}") from exc
+        is_named = self._asked != _TRITON_MODEL or _TRITON_MODEL in self._names
+        if not (is_named or self._names):
+            raise repeatable(ModelNotReady(f"{self._path}/models: no model is ready"))
+        self._name = self._asked if is_named else self._names[0]
         inputs = [TensorMetadata(field.tensor_name, field.datatype, (1,)) for field in _FIELDS.values()]
         inputs += [TensorMetadata(name, "BYTES", (1,)) for name in ("text_input", "messages", "input_ids")]
-        outputs = [TensorMetadata(name, "BYTES", (1,)) for name in _OUTPUTS]
+        outputs = [TensorMetadata(name, "BYTES", (1,)) for name in ("text_output", "sequence_index")]
         return ModelMetadata(self._name, (), "openai", tuple(inputs), tuple(outputs))
 
-    async def _is_ready(self, path: str, timeout_s: float | None) -> bool:
-        await self.metadata(timeout_s)
+    async def server_ready(self, timeout_s: float | None) -> bool:
+        with suppress(ModelNotReady):
+            await self.metadata(timeout_s)
         return True
+
+    async def model_ready(self, timeout_s: float | None) -> bool:
+        """Ask by name for what `server_ready` did not find: a gateway's model may load, a proxy may list few."""
+        if self._name in self._names:
+            return True
+        status, headers, body = await self._get(f"{self._path}/models/{quote(self._name, safe='')}", timeout_s)
+        if status not in (200, 503):
+            missing = ModelNotFound(f"model {self._name!r} is not found")
+            raise missing if status == 404 else status_error(status, headers, body)
+        return status == 200
+
+    async def index(self, timeout_s: float | None) -> list[dict[str, str]]:
+        return [{"name": name} for name in self._names]
 
 
 def _json(name: str, text: str) -> Any:
