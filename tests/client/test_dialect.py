@@ -24,9 +24,8 @@ DEEPSEEK = {
     **dict.fromkeys(("text_input", "messages", "sampling_param_stop"), ("BYTES", ANY)),
     "input_ids": ("INT32", ANY),
     **dict.fromkeys(("sampling_parameters", "stream_mode"), ("BYTES", ONE)),
-    **dict.fromkeys(("streaming", "stream", "stop", "separate_reasoning"), ("BOOL", ONE)),
-    **dict.fromkeys(("return_finish_reason", "return_num_input_tokens"), ("BOOL", ONE)),
-    "sampling_param_exclude_input_from_output": ("BOOL", ONE),
+    **dict.fromkeys(("streaming", "stream", "stop", "separate_reasoning", "return_finish_reason"), ("BOOL", ONE)),
+    **dict.fromkeys(("return_num_input_tokens", "sampling_param_exclude_input_from_output"), ("BOOL", ONE)),
     **dict.fromkeys(("stream_interval", "stream_interval_ms"), ("INT32", ONE)),
     **dict.fromkeys((f"sampling_param_{name}" for name in ("max_tokens", "n", "best_of")), ("INT32", ONE)),
 }
@@ -143,15 +142,13 @@ def test_the_best_of_several_is_not_streamed():
 
 
 def test_everything_that_a_model_has_no_input_for_is_named_at_once():
-    with pytest.raises(
-        InvalidRequest, match=r"model 'x' \(llmapi\) has no input for input_ids, min_p, logprobs: leave"
-    ):
+    llmapi = r"model 'x' \(llmapi\) has no input for input_ids, min_p, logprobs: leave"
+    with pytest.raises(InvalidRequest, match=llmapi):
         sent(dialect(LLMAPI), asked([1, 2], min_p=0.5, logprobs=1, temperature=1))
     with pytest.raises(InvalidRequest, match=r"for messages, best_of: .*, or serve the model with deepseek-triton$"):
         sent(dialect(VLLM), chat(best_of=2))
-    with pytest.raises(
-        InvalidRequest, match=r"\(deepseek\) has no input for min_p: leave that out, or update the server"
-    ):
+    ours = r"\(deepseek\) has no input for min_p: leave that out, or update the server"
+    with pytest.raises(InvalidRequest, match=ours):
         sent(dialect(DEEPSEEK), asked(min_p=0.5))
 
 
@@ -177,9 +174,8 @@ def test_vllm_takes_one_json_object():
     assert json.loads(guides["json"]) == {"type": "object"}
     assert parameters == {"max_tokens": 5, "top_k": -1, "bad_words": ["x"], "stop": ["END"], "seed": 3, "logprobs": 2}
     flags = ("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs")
-    assert values == {"text_input": "hi", "stream": True, "exclude_input_in_output": True} | {
-        f"return_{flag}": True for flag in flags
-    }
+    returned = {f"return_{flag}": True for flag in flags}
+    assert values == {"text_input": "hi", "stream": True, "exclude_input_in_output": True} | returned
     for flag in ("return_logprobs", "return_cumulative_logprob"):  # it has to compute what it returns
         values = sent(dialect(VLLM), asked(**{flag: True}))
         assert values[flag] is True

@@ -71,10 +71,7 @@ def completion_logprobs(
 
     logprobs: the contract's JSON, of the prompt and of the text. offset: characters before the first token.
     """
-    tokens: list[str] = []
-    values: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
+    told: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for document in logprobs:
         generated = _decode(document)
         texts = [next(iter(one.values())).decoded_token or "" if one else "" for one in generated]
@@ -84,12 +81,12 @@ def completion_logprobs(
             found = list((candidates or {}).values())
             known = bool(found) and found[0].logprob is not None
             top = {token.decoded_token or "": _number(token.logprob) for token in found[: num_top + 1]}
-            tokens.append(text)
-            values.append(_number(found[0].logprob) if known else None)
-            tops.append(top if known else None)
-            offsets.append(offset)
+            told["tokens"].append(text)
+            told["token_logprobs"].append(_number(found[0].logprob) if known else None)
+            told["top_logprobs"].append(top if known else None)
+            told["text_offset"].append(offset)
             offset += len(text)
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+    return told
 
 
 def _chat_token(token: _Token) -> dict[str, object]:

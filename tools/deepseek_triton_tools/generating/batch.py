@@ -309,7 +309,7 @@ class Output:
         self.finish()
         record: dict[str, Any] = {"id": row.id, "input": row.digest}
         if isinstance(answer, DeepseekTritonError):
-            record["error"] = records.error_record(answer)
+            record["error"] = {"type": type(answer).__name__, "code": answer.code, "message": answer.message}
         else:
             record |= records.completion_record(answer)
         left = memoryview(records.as_json(record).encode() + b"\n")

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deepseek_triton_client import Answer, Completion, DeepseekTritonError
+from deepseek_triton_client import Answer, Completion
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -146,10 +146,6 @@ def _answer_record(answer: Answer) -> dict[str, Any]:
     record |= {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
     whole = asdict(answer)
     return record | {name: whole[name] for name in _DETAILS if whole[name] not in (None, ())}
-
-
-def error_record(error: DeepseekTritonError) -> dict[str, Any]:
-    return {"type": type(error).__name__, "code": error.code, "message": error.message}
 
 
 def as_json(record: Any) -> str:
