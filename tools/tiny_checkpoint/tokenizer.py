@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from tiny_checkpoint.architecture import BOS, EOS, MARKER_TOKENS, PAD, SPECIAL_TOKENS
 from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE
@@ -32,13 +32,7 @@ def train_tokenizer(documents: Iterable[Document]) -> dict[str, Any]:
     """Return the content of tokenizer.json, trained on the documents' text. The same documents give the same bytes."""
     letters = byte_letters()
     trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    trained.decoder = decoders.ByteLevel()
+    trained.pre_tokenizer = _pre_tokenizer(SPLITS)
     size = VOCABULARY_SIZE - len(SPECIAL_TOKENS) - len(MARKER_TOKENS)
     texts = (segment.text for document in documents for segment in document.segments)
     plain_texts = (part for text in texts for part in _ANY_SPECIAL.split(text) if part)
@@ -74,48 +68,22 @@ def tokenizer_json(
     :param splits: regular expressions that cut a text before its bytes are merged.
     :param markers: single tokens that skip_special_tokens leaves in the text.
     """
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
-    first, second = ({"Sequence": {"id": name, "type_id": index}} for index, name in enumerate("AB"))
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": ids[token], "content": token, **flags, "special": token in SPECIAL_TOKENS}
-            for token in (*SPECIAL_TOKENS, *markers)
-        ],
-        "normalizer": {"type": "Sequence", "normalizers": []},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                *(
-                    {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-                    for regex in splits
-                ),
-                byte_level,
-            ],
-        },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [bos, first],
-            "pair": [bos, first, bos, second],
-            "special_tokens": {BOS: {"id": BOS, "ids": [ids[BOS]], "tokens": [BOS]}},
-        },
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": ids,
-            "merges": merges,
-        },
-    }
+    made = Tokenizer(models.BPE(ids, [(left, right) for left, right in merges]))
+    made.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS])
+    made.add_tokens([AddedToken(token, normalized=False) for token in markers])
+    made.normalizer = normalizers.Sequence([])
+    made.pre_tokenizer = _pre_tokenizer(splits)
+    made.post_processor = processors.TemplateProcessing(
+        single=[BOS, "$A"], pair=[BOS, "$A", BOS, "$B:1"], special_tokens=[(BOS, ids[BOS])]
+    )
+    document: dict[str, Any] = json.loads(made.to_str())
+    del document["model"]["ignore_merges"]  # its default, which older versions don't know
+    return document | {"decoder": document["pre_tokenizer"]["pretokenizers"][-1]}
+
+
+def _pre_tokenizer(splits: Sequence[str]) -> pre_tokenizers.Sequence:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(each), "isolated") for each in splits), byte_level])
 
 
 def tokenizer_config(**chat_template: str) -> dict[str, Any]:
