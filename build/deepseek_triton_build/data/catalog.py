@@ -218,11 +218,6 @@ class MoeBackendRow:
     measured: Mapping[str, str] = field(default_factory=dict)
     """Back ends that the matrix leaves out and NVIDIA measures -> where its configuration is."""
 
-    def holds_for(self, gpu: Gpu, precision: str, expert_parallel_size: int) -> bool:
-        """Tell whether the line is about this GPU, precision and expert-parallel size."""
-        size_fits = self.ep == "any" or (expert_parallel_size > 8) == (self.ep == ">8")
-        return gpu.name in self.gpus and precision == self.precision and size_fits
-
 
 @dataclass(frozen=True, kw_only=True)
 class MoeRefusal:
@@ -275,8 +270,9 @@ def moe_refusals() -> tuple[MoeRefusal, ...]:
 
 def find_moe_backends(gpu: Gpu, precision: str, expert_parallel_size: int) -> MoeBackendRow | None:
     """Return the line of the support matrix for this GPU, precision and size; None where nothing is published."""
-    rows = (row for row in moe_backend_rows() if row.holds_for(gpu, precision, expert_parallel_size))
-    return next(rows, None)
+    sizes = ("any", ">8" if expert_parallel_size > 8 else "<=8")
+    rows = (row for row in moe_backend_rows() if gpu.name in row.gpus and precision == row.precision)
+    return next((row for row in rows if row.ep in sizes), None)
 
 
 def full_name(name: str) -> str:

@@ -37,6 +37,8 @@ class Code:
     severity: Severity
     issue: str | None = None
     """The name of the entry in data/known_issues.yaml; None for a rule."""
+    published_in: str = ""
+    """The entry's source."""
 
     @property
     def title(self) -> str:
@@ -50,7 +52,7 @@ class Code:
 
     @property
     def source(self) -> str:
-        return _words(self.code)["source"]
+        return self.published_in or _words(self.code)["source"]
 
     @property
     def releases(self) -> str:

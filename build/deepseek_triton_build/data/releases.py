@@ -7,7 +7,7 @@ The backend and the tests read the same records: the generator writes the target
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
@@ -395,7 +395,4 @@ def find_dynamo(version: str | None) -> DynamoRelease:
     return DynamoRelease(version=version, **rows[version])
 
 
-@cache
-def _dynamo_table() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = load_yaml("dynamo_releases.yaml")
-    return table
+_dynamo_table = cache(partial(load_yaml, "dynamo_releases.yaml"))

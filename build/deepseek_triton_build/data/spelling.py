@@ -6,7 +6,7 @@ for a default that changed between releases (CUDA graphs, overlapped scheduling)
 """
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from deepseek_triton_build.build_errors import UnknownNameError
@@ -109,10 +109,7 @@ def flattened(section: Mapping[Any, Any]) -> dict[str, Any]:
     return flat
 
 
-@cache
-def _table() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = load_yaml("spelling.yaml")
-    return table
+_table = cache(partial(load_yaml, "spelling.yaml"))
 
 
 def _eras_to_ours() -> list[str]:

@@ -59,6 +59,11 @@ class PlannedModel:
     def precision(self) -> str:
         return self.checkpoint.precision
 
+    @property
+    def judged(self) -> dict[str, Any]:
+        """The fields of a deployment, as the rules look at it, that are known before any setting is chosen."""
+        return {name: getattr(self, name) for name in ("variant", "architecture", "checkpoint", "gpu")}
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Placed(PlannedModel):
@@ -143,15 +148,7 @@ def resolve_target(request: PlanRequest) -> Target:
     if model.architecture.csa and model.precision != "mxfp4":
         cause = f"no settings of TensorRT-LLM are published for {model.variant.name} in {model.precision}"
         raise RefusedPlanError(cause, fix="use mxfp4, or --engine vllm")
-    deployment = Deployment(
-        settings={},
-        release=release,
-        variant=model.variant,
-        architecture=model.architecture,
-        checkpoint=model.checkpoint,
-        gpu=model.gpu,
-    )
-    refuse(target_violations(deployment))
+    refuse(target_violations(Deployment(settings={}, release=release, **model.judged)))
     num_gpus, recipe = _size(model)
     return Target(**vars(model), release=release, recipe=recipe, num_gpus=num_gpus)
 

@@ -148,15 +148,12 @@ class TrtllmEngine:
         return Deployment(
             settings=arguments.canonical,
             release=target.release,
-            variant=target.variant,
-            architecture=target.architecture,
-            checkpoint=target.checkpoint,
-            gpu=target.gpu,
             environment={variable.name: variable.value for variable in self.environment},
             isl=workload.isl,
             assumed_isl=None if is_known else self.sizes.workload.isl,
             concurrency=workload.concurrency,
             takes_over=target.takes_over,
+            **target.judged,
             **more,
         )
 

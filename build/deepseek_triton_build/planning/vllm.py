@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
@@ -253,10 +253,7 @@ def _tokens_reason(target: VllmTarget, sizes: VllmSizes) -> str:
     return f"{what}: between the guide's {PROMPT_HEAVY_TOKENS:,} for prompts and {LATENCY_TOKENS:,} for latency"
 
 
-@cache
-def _guides() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = load_yaml("vllm_settings.yaml")
-    return rows
+_guides = cache(partial(load_yaml, "vllm_settings.yaml"))
 
 
 def _of_guides(d: VllmDeployment, kind: Literal["settings", "environment"]) -> Iterator[tuple[str, Any, str, str]]:

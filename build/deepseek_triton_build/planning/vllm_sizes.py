@@ -157,14 +157,7 @@ def _parallelism(target: VllmTarget) -> dict[str, Any]:
 
 def vllm_deployment(target: VllmTarget, arguments: Mapping[str, Any]) -> VllmDeployment:
     """Return the engine arguments as the rules look at them."""
-    return VllmDeployment(
-        settings=arguments,
-        vllm=target.vllm,
-        variant=target.variant,
-        architecture=target.architecture,
-        checkpoint=target.checkpoint,
-        gpu=target.gpu,
-    )
+    return VllmDeployment(settings=arguments, vllm=target.vllm, **target.judged)
 
 
 def choose_vllm_sizes(target: VllmTarget) -> tuple[VllmSizes, Budget]:

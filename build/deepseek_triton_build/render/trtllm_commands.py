@@ -175,9 +175,6 @@ def bench_slurm(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     return shell.filled("bench.slurm", values)
 
 
-if TYPE_CHECKING:
-    from deepseek_triton_build.planning.plan import Plan
-
 _VALUES = {
     "tensor_parallel_size": "--tp_size",
     "pipeline_parallel_size": "--pp_size",

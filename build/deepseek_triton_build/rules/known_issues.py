@@ -14,15 +14,6 @@ from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Viola
 _LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "vllm": "vLLM"}
 
 
-@dataclass(frozen=True)
-class _OneIssue(Code):
-    published_in: str = ""
-
-    @property
-    def source(self) -> str:
-        return self.published_in
-
-
 @dataclass(frozen=True, kw_only=True)
 class KnownIssue:
     """An entry of the table."""
@@ -38,13 +29,6 @@ class KnownIssue:
     """The first release that can have it."""
     until: str = "999"
     """The first release for which it is not told."""
-
-    def holds(self, d: Deployment | VllmDeployment) -> bool:
-        """Tell whether all its conditions hold, as far as they are known.
-
-        :raises UnknownFactError: when a setting may be given elsewhere.
-        """
-        return hold(d, self.when)
 
 
 @cache
@@ -62,14 +46,14 @@ def issues_of(d: Deployment | VllmDeployment) -> Iterator[tuple[Code, Violation]
         if record is None or record.is_before(issue.since) or not record.is_before(issue.until):
             continue
         with suppress(UnknownFactError):
-            if issue.holds(d):
+            if hold(d, issue.when):
                 is_published = record.version in issue.seen
                 seen = f"seen in {', '.join(issue.seen)}"
                 known = f"published for {record.version}" if is_published else f"{seen}; not known for {record.version}"
                 severity: Severity = "warning" if is_published else "note"
                 key = next((key for path in issue.when for key in d.settings if _lies_in(key, path)), None)
                 message = f"{name}: {issue.fault} ({known}; {issue.source})"
-                yield _OneIssue("B001", severity, name, issue.source), Violation(key, message, issue.do)
+                yield Code("B001", severity, name, issue.source), Violation(key, message, issue.do)
 
 
 def issues_table() -> str:

@@ -388,8 +388,8 @@ def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
         )
 
 
-def overrides(text: str, option: str = "--set") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of one --set; there are several when the value is a mapping. Values are hashable.
+def overrides(text: str, option: str = "--set") -> list[tuple[str, Any]]:
+    """Return the settings of one --set; there are several when the value is a mapping. Values are hashable.
 
     :param option: the option that was given instead, for messages.
     :raises OptionError: when it is not KEY=VALUE with a value in YAML.
@@ -402,13 +402,12 @@ def overrides(text: str, option: str = "--set") -> Iterator[tuple[str, Any]]:
     if not equals or not all(part.isidentifier() for part in key.split(".")):
         raise OptionError(f"{given}: expected KEY=VALUE, as in {option} kv_cache_config.dtype=fp8")
     try:
-        rows = list(_flat(key, yaml.safe_load(written), given))
+        return list(_flat(key, yaml.safe_load(written), given))
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)
         raise OptionError(f"{given}: the value is not YAML: {printable_line(problem)}; quote it") from error
     except UNREADABLE_YAML as error:
         raise OptionError(f"{given}: expected a value, got one that YAML can't read; quote it") from error
-    yield from rows
 
 
 def _flat(key: str, value: Any, given: str) -> Iterator[tuple[str, Any]]:
