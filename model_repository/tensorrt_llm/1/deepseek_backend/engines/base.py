@@ -20,11 +20,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from deepseek_backend.engines.generate_request import ContextHandover, GenerateRequest, Messages
 from deepseek_backend.errors import BackendError
 
+_Value = TypeVar("_Value")
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
 TEXT_LAYER_FIELDS = frozenset({"stop", "include_stop_str_in_output", "exclude_input_from_output", "n"})
@@ -277,7 +278,7 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = time.monotonic() - started
 
 
-def require(value: Any, message: str) -> Any:
+def require(value: _Value | None, message: str) -> _Value:
     """Return `value`.
 
     :raises RuntimeError: with `message` when it is None, because an engine is used before `start`.

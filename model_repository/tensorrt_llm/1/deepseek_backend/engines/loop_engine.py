@@ -212,8 +212,7 @@ class LoopEngine(ABC, Generic[Entry]):
 
     @property
     def capabilities(self) -> Capabilities:
-        capabilities: Capabilities = require(self._capabilities, "the engine is used before start()")
-        return capabilities
+        return require(self._capabilities, "the engine is used before start()")
 
     @property
     def tokenizer(self) -> PromptTokenizer:

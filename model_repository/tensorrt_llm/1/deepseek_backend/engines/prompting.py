@@ -171,10 +171,6 @@ class PromptTokenizer:
         """
         return list(prompt_token_ids(request, self.encode, self.vocab_size))
 
-    def word_token_ids(self, word: str) -> list[int]:
-        """Return a word in token ids, without the special tokens that begin a prompt."""
-        return self.encode(word, add_special_tokens=False)
-
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
         """Render a conversation, as Engine.render_chat does."""
         return render_chat(self._tokenizer, messages, template_kwargs)

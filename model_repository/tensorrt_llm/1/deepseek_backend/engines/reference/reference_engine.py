@@ -143,8 +143,7 @@ class ReferenceEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        capabilities: Capabilities = require(self._capabilities, "capabilities are known after start()")
-        return capabilities
+        return require(self._capabilities, "capabilities are known after start()")
 
     @property
     def tokenizer(self) -> LoadedCheckpoint:

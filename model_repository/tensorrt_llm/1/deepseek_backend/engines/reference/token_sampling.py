@@ -175,12 +175,11 @@ def log_softmax(logits: Array) -> Array:
 
 def _likeliest(logprobs: Array, number: int) -> npt.NDArray[np.intp]:
     """Return the token ids of the `number` largest of each row, in descending order; equal ones by id."""
-    vocab_size = logprobs.shape[-1]
-    number = min(number, vocab_size)
-    # A partition first: sorting a whole vocabulary takes a hundred times as long.
-    some = np.argpartition(logprobs, vocab_size - number, axis=-1)[:, vocab_size - number :] if number else None
-    if some is None:
+    number = min(number, logprobs.shape[-1])
+    if not number:
         return np.empty((len(logprobs), 0), np.intp)
+    # A partition first: sorting a whole vocabulary takes a hundred times as long.
+    some = np.argpartition(logprobs, -number, axis=-1)[:, -number:]
     some.sort(axis=-1)
     order = np.argsort(-np.take_along_axis(logprobs, some, -1), axis=-1, kind="stable")
     return np.take_along_axis(some, order, -1)

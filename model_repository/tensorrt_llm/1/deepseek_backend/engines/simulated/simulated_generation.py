@@ -59,9 +59,7 @@ class SimulatedGeneration(ScheduledRow):
         if end == self.length:
             step = self._last_step(first, stamp)
         else:
-            token_ids, text = self.script.read(first, end)
-            if stamp:
-                text = stamp * (end - first)
+            token_ids, text = self._read(first, end, stamp)
             step = Step(text, token_ids, None, None, self.num_input_tokens)
         if self.wants_details:
             self._add_details(step, first, scheduler)

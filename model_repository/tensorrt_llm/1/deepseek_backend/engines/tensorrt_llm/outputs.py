@@ -277,17 +277,15 @@ class ContextAnswer:
         return step
 
     def _handover(self, output: Any) -> ContextHandover:
-        kept = output.disaggregated_params
+        kept = None if output.finish_reason == "stop" else output.disaggregated_params
         if output.finish_reason == "stop":
-            first = output.token_ids[:1] or [output.stop_reason]
-            return self._handover_of(first, ended=True)
-        if kept is None or not kept.first_gen_tokens or not kept.opaque_state:
+            first, ended = output.token_ids[:1] or [output.stop_reason], True
+        elif kept is None or not kept.first_gen_tokens or not kept.opaque_state:
             raise EngineError("TensorRT-LLM ended a context_only request without the parameters of its KV cache")
-        # Its check for stop tokens comes after the one for max_tokens, which it sets to 1.
-        ended = kept.first_gen_tokens[0] in self._request.sampling.stop_token_ids
-        return self._handover_of(kept.first_gen_tokens, ended=ended, kept=kept)
-
-    def _handover_of(self, first: Sequence[int], *, ended: bool, kept: Any = None) -> ContextHandover:
+        else:
+            first = kept.first_gen_tokens
+            # Its check for stop tokens comes after the one for max_tokens, which it sets to 1.
+            ended = first[0] in self._request.sampling.stop_token_ids
         return ContextHandover(
             form=self._form,
             prompt_token_ids=self._prompt_token_ids,

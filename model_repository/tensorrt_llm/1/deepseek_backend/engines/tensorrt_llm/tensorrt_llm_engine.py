@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any
 
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, require, timed
+from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, timed
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.loop_engine import LoopEngine, OpenEntry, is_short
 from deepseek_backend.engines.prompting import PromptTokenizer, check_prompt_length
@@ -350,10 +350,9 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
                 self._abort_output(entry)
             return
         try:
-            increments: outputs.OutputIncrements | outputs.ContextAnswer = require(
-                entry.increments, "a request has output before it was submitted"
-            )
-            step = increments.take(cut_short=cut_short)
+            if entry.increments is None:
+                raise RuntimeError("a request has output before it was submitted")
+            step = entry.increments.take(cut_short=cut_short)
         except Exception as error:
             # Output that makes no sense counts as a failure to read it.
             self._end_with(entry, error)

@@ -1,6 +1,5 @@
 """Makes a running AsyncLLM of model.yaml and release.yaml, the record of a vLLM version."""
 
-import contextlib
 import copy
 import dataclasses
 import importlib
@@ -9,7 +8,7 @@ import locale
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -112,7 +111,7 @@ def prepare_process() -> None:
 
     Triton's stub runs in the locale C, in which importing torch fails: some of its files are not ASCII.
     """
-    with contextlib.suppress(locale.Error):
+    with suppress(locale.Error):
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -181,5 +180,5 @@ def own_process_group() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(PermissionError, ProcessLookupError):  # everybody else of that group has gone
+        with suppress(PermissionError, ProcessLookupError):  # everybody else of that group has gone
             os.setpgid(0, group)

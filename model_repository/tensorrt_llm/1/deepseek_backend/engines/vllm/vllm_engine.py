@@ -230,7 +230,7 @@ class VllmEngine(LoopEngine[open_answer.OpenAnswer]):
             request,
             max_tokens=min(request.max_tokens, max_seq_len - len(token_ids)),
             max_temperature=self._release.max_temperature,
-            word_token_ids=self._tokenizer.word_token_ids,
+            word_token_ids=partial(self._tokenizer.encode, add_special_tokens=False),
         )
         entry.answer = open_answer.GrowingAnswer(request, self._decoder, len(token_ids), entry.arrived_s)
         prompt = {"type": "token", "prompt_token_ids": token_ids}
