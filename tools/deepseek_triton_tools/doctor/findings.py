@@ -124,9 +124,14 @@ def error(result: str, cause: str, fix: str) -> MachineFinding:
     return MachineFinding(level="error", result=result, cause=cause, fix=fix, blocks=True)
 
 
+def error_if(is_needed: object, result: str, cause: str, fix: str) -> MachineFinding:
+    """An error where what can't work is needed, else a note that blocks."""
+    return error(result, cause, fix) if is_needed else note(result, cause, fix, blocks=True)
+
+
 def error_or_note(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
     """An error when a repository for an engine on GPUs is to be served here, else a note that blocks."""
-    return error(result, cause, fix) if expected.uses_gpus else note(result, cause, fix, blocks=True)
+    return error_if(expected.uses_gpus, result, cause, fix)
 
 
 def warning_or_note(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:

@@ -1,8 +1,7 @@
 """MPI, by which the engine's ranks find each other: which one is installed, and whether it works."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from deepseek_triton_tools.doctor.findings import (
     Expected,
@@ -36,62 +35,45 @@ _MPI_KINDS = (
 _REINSTALL_MPI4PY = "pip install --force-reinstall --no-binary mpi4py mpi4py, with mpirun's own mpicc first on PATH"
 
 
-@dataclass(frozen=True)
-class MpiFailure:
-    """A known way in which MPI fails."""
-
-    pattern: str
-    """Regular expression for its message."""
-    cause: str
-    fix: str
-
-
-# The first that fits counts. The messages are those of Open MPI and mpi4py; they are reported in NVIDIA/TensorRT-LLM
-# issues 5495 and 167, NVIDIA/TensorRT issue 4501 (the silent one), open-mpi/ompi issues 10590 and 11885.
-KNOWN_FAILURES: Sequence[MpiFailure] = (
-    MpiFailure(
-        "All nodes which are allocated for this job are already filled|not enough slots",
+# Expression for a message -> cause and fix. The first that fits counts. The messages are those of Open MPI and mpi4py;
+# they are reported in NVIDIA/TensorRT-LLM issues 5495 and 167, NVIDIA/TensorRT issue 4501 (the silent one),
+# open-mpi/ompi issues 10590 and 11885.
+KNOWN_FAILURES: Mapping[str, tuple[str, str]] = {
+    "All nodes which are allocated for this job are already filled|not enough slots": (
         "Open MPI counts no free slot for another process",
         "start with start.sh (trtllm-llmapi-launch), which spawns nothing; by hand: --oversubscribe, or host:slots",
     ),
-    MpiFailure(
-        "not built with SLURM's PMI|PMI2?_Init failed|OMPI was not built with .*PMI",
+    "not built with SLURM's PMI|PMI2?_Init failed|OMPI was not built with .*PMI": (
         "inside a Slurm job step this MPI finds no process manager",
         "use srun --mpi=pmix, or leave the step: unset the SLURM_* and PMI* variables",
     ),
-    MpiFailure(
-        "libmpi[^ ]*: cannot open shared object",
+    "libmpi[^ ]*: cannot open shared object": (
         "mpi4py's MPI library is not found",
         "put its folder on LD_LIBRARY_PATH; in NVIDIA's containers it is /opt/hpcx/ompi/lib or /usr/local/mpi/lib",
     ),
-    MpiFailure("run.*as root|allow-run-as-root", "mpirun refuses to run as root", "mpirun --allow-run-as-root"),
-    MpiFailure(
-        r"plm_rsh_agent|\bssh : rsh",
+    "run.*as root|allow-run-as-root": ("mpirun refuses to run as root", "mpirun --allow-run-as-root"),
+    r"plm_rsh_agent|\bssh : rsh": (
         "Open MPI looks for ssh even on one machine",
         "apt install openssh-client, or OMPI_MCA_plm=isolated on one machine",
     ),
-    MpiFailure(
-        "No space left on device|unable to create shared memory|shared_mem.* could not be created",
+    "No space left on device|unable to create shared memory|shared_mem.* could not be created": (
         "there is no room for its shared memory or its session folder",
         "give it more /dev/shm (docker --ipc=host), or set TMPDIR to a disk with room",
     ),
-    MpiFailure(
-        "(orted|prted).*(not found|No such file)",
+    "(orted|prted).*(not found|No such file)": (
         "mpirun doesn't find its daemon where it was installed",
         "set OPAL_PREFIX to the folder of the installation, or let PATH begin with one complete installation",
     ),
-    MpiFailure(
-        "MPI_ERR_SPAWN|MPI_ERR_UNKNOWN|[Cc]ould not spawn",
+    "MPI_ERR_SPAWN|MPI_ERR_UNKNOWN|[Cc]ould not spawn": (
         "this MPI can't start further processes from a running one",
         "start with start.sh (trtllm-llmapi-launch), which spawns nothing",
     ),
-)
-_SILENT = MpiFailure(
-    "",
+}
+_SILENT = (
     "there was no answer: usually it waits at a network interface that leads nowhere",
     "on one machine set OMPI_MCA_btl_tcp_if_include=lo and OMPI_MCA_oob_tcp_if_include=lo, between several INTERFACE",
 )
-_OTHER = MpiFailure("", "the engine's ranks find each other by MPI", "run it by hand: mpirun -n 2 hostname")
+_OTHER = ("the engine's ranks find each other by MPI", "run it by hand: mpirun -n 2 hostname")
 
 
 def mpi_version(machine: Machine) -> tuple[str, str] | None:
@@ -149,8 +131,7 @@ def check_hello(machine: Machine, expected: Expected) -> MachineFinding:
         return error_or_note(expected, "two worlds of one rank", cause, _REINSTALL_MPI4PY)
     if done.code == 0 and len(greetings) == 2:
         return ok("two ranks" + ("" if has_mpi4py else ", without mpi4py"))
-    failure = explain(done)
-    return error_or_note(expected, failed("mpirun -n 2", done), failure.cause, failure.fix)
+    return error_or_note(expected, failed("mpirun -n 2", done), *explain(done))
 
 
 def check_spawn(machine: Machine, expected: Expected) -> MachineFinding:
@@ -160,17 +141,17 @@ def check_spawn(machine: Machine, expected: Expected) -> MachineFinding:
     done = machine.run(machine.python.executable, "-c", _SPAWN, timeout_s=_DEADLINE_S, environ=AS_ROOT)
     if done.code == 0 and "spawned" in done.out:
         return ok("one process spawned")
-    failure = explain(done)
-    cause = f"{failure.cause}; plain tritonserver and trtllm-serve start their workers in this way"
+    why, fix = explain(done)
+    cause = f"{why}; plain tritonserver and trtllm-serve start their workers in this way"
     if expected.is_tensorrt_llm and not expected.is_ours:
-        return error(failed("COMM_SELF.Spawn", done), cause, failure.fix)
-    return note(failed("COMM_SELF.Spawn", done), f"{cause}; start.sh does not", failure.fix)
+        return error(failed("COMM_SELF.Spawn", done), cause, fix)
+    return note(failed("COMM_SELF.Spawn", done), f"{cause}; start.sh does not", fix)
 
 
-def explain(done: Done) -> MpiFailure:
-    """Return the known failure that the messages fit, or one that says that nothing is known."""
+def explain(done: Done) -> tuple[str, str]:
+    """Return cause and fix of the known failure that the messages fit, or ones that say that nothing is known."""
     text = done.err + done.out
-    known = next((each for each in KNOWN_FAILURES if re.search(each.pattern, text)), None)
+    known = next((why for words, why in KNOWN_FAILURES.items() if re.search(words, text)), None)
     return known or (_SILENT if done.code is None else _OTHER)
 
 

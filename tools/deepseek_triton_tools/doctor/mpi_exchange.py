@@ -136,9 +136,9 @@ def _fault(mpirun: Mpirun, exchange: RankExchange, expected: Expected) -> Machin
         cause = "mpirun could not start its daemon there, or the daemon can't connect back to mpirun"
         fix = f"check that mpirun and orted of the same version are on PATH there (ssh HOST which orted); {_NETWORK}"
     why = next((step["why"] for step in exchange.steps.values() if step["step"] == "failed"), "")
-    failure = mpi.explain(replace(exchange.done, err=f"{exchange.done.err}\n{why}"))
-    if failure in mpi.KNOWN_FAILURES:
-        cause, fix = failure.cause, failure.fix
+    explained = mpi.explain(replace(exchange.done, err=f"{exchange.done.err}\n{why}"))
+    if explained in mpi.KNOWN_FAILURES.values():
+        cause, fix = explained
     result = f"{where}; {why or mpi.failed('mpirun', exchange.done)}"
     first, *others = exchange.hosts
     if len(others) > 1:  # mpirun starts nothing anywhere if one host of several fails

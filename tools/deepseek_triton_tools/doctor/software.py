@@ -9,6 +9,7 @@ from deepseek_triton_tools.doctor.findings import (
     Expected,
     MachineFinding,
     error,
+    error_if,
     error_or_note,
     note,
     ok,
@@ -179,7 +180,8 @@ def check_glibc(machine: Machine, expected: Expected) -> MachineFinding:
 def check_numpy(machine: Machine, expected: Expected) -> MachineFinding:
     version, fix = machine.python.packages.get("numpy"), "pip install 'numpy>=1.26,<2'"
     if version is None:
-        return _not_installed(machine, "tritonserver's Python backend needs it, in the Python that it uses", fix)
+        cause = "tritonserver's Python backend needs it, in the Python that it uses"
+        return error_if(server_binary(machine), "not installed", cause, fix)
     if wheel_server(machine) and version_numbers(version) >= (2,):
         return error(
             version, "with numpy 2 the wheel's Python backend silently hands over other values than were sent", fix
@@ -191,14 +193,7 @@ def check_yaml(machine: Machine, expected: Expected) -> MachineFinding:
     if version := machine.python.packages.get("pyyaml"):
         return ok(version)
     cause = "the backend reads model.yaml with PyYAML, in the Python that tritonserver uses"
-    return _not_installed(machine, cause, "pip install pyyaml")
-
-
-def _not_installed(machine: Machine, cause: str, fix: str) -> MachineFinding:
-    """An error where a tritonserver could use it."""
-    if server_binary(machine) is None:
-        return note("not installed", cause, fix, blocks=True)
-    return error("not installed", cause, fix)
+    return error_if(server_binary(machine), "not installed", cause, "pip install pyyaml")
 
 
 def check_tools(machine: Machine, expected: Expected) -> MachineFinding:
@@ -226,9 +221,7 @@ def check_reference(machine: Machine, expected: Expected) -> MachineFinding:
     if not missing:
         return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in names))
     result, cause = f"{missing} missing", "the reference engine, which the demo runs, needs them"
-    if expected.engine == "reference":
-        return error(result, cause, install_extra("demo"))
-    return note(result, cause, install_extra("demo"), blocks=True)
+    return error_if(expected.engine == "reference", result, cause, install_extra("demo"))
 
 
 def _lacking(machine: Machine, *names: str) -> str:
@@ -244,8 +237,7 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
         if not expected.uses_gpus:
             fix = f"{install_extra('server')}; or {fix}"
         cause = "not on PATH, in /opt/tritonserver/bin or in this Python's environment"
-        is_needed = expected.repository and expected.by_triton
-        return error("none", cause, fix) if is_needed else note("none", cause, fix, blocks=True)
+        return error_if(expected.repository and expected.by_triton, "none", cause, fix)
     if wheel_server(machine):
         return ok(f"{binary} (nvidia-pytriton {machine.python.packages.get('nvidia-pytriton', '?')})")
     version, tag = machine.environ.get("TRITON_SERVER_VERSION"), container_tag(machine)
@@ -335,7 +327,7 @@ def check_vllm(machine: Machine, expected: Expected) -> MachineFinding:
     if version is None:
         image = expected.image or "nvcr.io/nvidia/tritonserver:<yy.mm>-vllm-python-py3"
         fix = f"run in the container {image}, or pip install vllm=={expected.vllm or '<version>'} for this Python"
-        return _error_or_note_for_vllm(expected, "not installed", "serving with vLLM needs it", fix)
+        return error_if(expected.engine == VLLM, "not installed", "serving with vLLM needs it", fix)
     if expected.vllm and version_numbers(version) != version_numbers(expected.vllm):
         where = f"run in {expected.image}" if expected.image else f"pip install vllm=={expected.vllm}"
         cause = f"the repository is for {expected.vllm}: arguments and interfaces differ between versions"
@@ -372,11 +364,8 @@ def check_locale(machine: Machine, expected: Expected) -> MachineFinding:
     if done.code == 0:
         return ok(_LOCALE)
     cause = "Triton's stub runs in the locale C, in which importing PyTorch fails; the engine changes it to this one"
-    return _error_or_note_for_vllm(expected, f"{_LOCALE} is missing", cause, "apt-get install locales, or libc-bin")
-
-
-def _error_or_note_for_vllm(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
-    return error(result, cause, fix) if expected.engine == VLLM else note(result, cause, fix, blocks=True)
+    fix = "apt-get install locales, or libc-bin"
+    return error_if(expected.engine == VLLM, f"{_LOCALE} is missing", cause, fix)
 
 
 def check_nvcc(machine: Machine, expected: Expected) -> MachineFinding:

@@ -10,6 +10,7 @@ from deepseek_triton_tools.doctor.findings import (
     MachineFinding,
     RepositoryFinding,
     error,
+    error_if,
     note,
     ok,
     skipped,
@@ -261,4 +262,4 @@ def check_ssh(machine: Machine, expected: Expected) -> MachineFinding:
     if program:
         return ok(program)
     cause, fix = "mpirun starts the ranks of other hosts by ssh", "apt install openssh-client"
-    return error("none", cause, fix) if expected.has_several_hosts else note("none", cause, fix, blocks=True)
+    return error_if(expected.has_several_hosts, "none", cause, fix)
