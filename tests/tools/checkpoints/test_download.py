@@ -203,7 +203,7 @@ def test_the_models_own_manifest_is_replaced_by_the_downloads(hub, folder, seen,
         (folder / MANIFEST_NAME).write_bytes(hub.files[MANIFEST_NAME])
     for _ in range(2):
         result = bring(hub, folder, seen)
-        assert verify(folder, jobs=1, observe=lambda _: None).damages == ()
+        assert verify(folder, jobs=1, observe=lambda *_: None).damages == ()
     assert result.received == 0
 
 

@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from deepseek_triton_tools.checkpoints.verify import VerifyProgress, verify
+from deepseek_triton_tools.checkpoints.verify import verify
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
@@ -44,7 +44,7 @@ def listed(folder):
 
 
 def verified(folder):
-    return verify(folder, jobs=2, observe=lambda _: None)
+    return verify(folder, jobs=2, observe=lambda *_: None)
 
 
 def lines(folder):
@@ -66,13 +66,13 @@ def hash_of(path):
 
 def test_nothing_is_wrong_with_what_was_written(listed):
     seen = []
-    report = verify(listed, jobs=1, observe=seen.append)
+    report = verify(listed, jobs=1, observe=lambda *read: seen.append(read))
     assert (report.damages, report.unverified) == ((), ())
     assert (report.compared_with, report.source, report.revision) == (MANIFEST_NAME, "maker/model", "abc")
     assert report.num_files == 5
     files = (path for path in listed.rglob("*") if path.is_file() and path.name != MANIFEST_NAME)
     assert report.num_bytes == sum(path.stat().st_size for path in files)
-    assert seen[-1] == VerifyProgress(total=report.num_bytes, done=report.num_bytes)
+    assert seen[-1] == (report.num_bytes, report.num_bytes)
 
 
 def test_one_bit_or_a_cut_is_found_and_the_tensors_are_named(listed):
@@ -128,7 +128,7 @@ def test_an_interrupt_ends_it(listed):
     manifest["files"]["config.json"]["size"] = 2**33
     (listed / MANIFEST_NAME).write_text(json.dumps(manifest))
 
-    def interrupt(_):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

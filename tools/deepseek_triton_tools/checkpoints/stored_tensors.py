@@ -106,26 +106,17 @@ class StoredTensor:
         return content
 
 
-class StoredTensors(Mapping[str, StoredTensor]):
+class StoredTensors(dict[str, StoredTensor]):
     """All tensors of a checkpoint, in the order of its files."""
 
     def __init__(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
+        super().__init__(tensors)
         self.folder = folder
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     @property
     def files(self) -> list[Path]:
         """The files, in the order of their names."""
-        return sorted({tensor.file for tensor in self._tensors.values()})
+        return sorted({tensor.file for tensor in self.values()})
 
 
 def open_checkpoint(folder: Path) -> StoredTensors:

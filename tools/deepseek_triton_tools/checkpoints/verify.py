@@ -4,9 +4,8 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deepseek_triton_build.check import Header, HeaderError, instead_of_checkpoint, is_inside, read_header
 from deepseek_triton_build.text import first_names, safe_name
@@ -66,22 +65,12 @@ class VerifyReport:
         rest = f"; {len(self.unverified)} weight files have no hash there" if self.unverified else ""
         return f"{self.folder}: {files}{of}, compared with {self.compared_with}{rest}; {ending}"
 
-    def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self) | {"folder": str(self.folder)}
 
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyProgress:
-    total: int
-    """Bytes of all files to read."""
-    done: int
-
-
-def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], object]) -> VerifyReport:
+def verify(folder: Path, *, jobs: int, observe: Callable[[int, int], object]) -> VerifyReport:
     """Compare all files, several at once.
 
-    :param observe: called in this thread, about ten times a second and at the end.
+    :param observe: called in this thread, about ten times a second and at the end, with the bytes that were read, and
+        those of all files.
     :raises CheckpointError: when there is no such folder, it holds no weights, or its manifest can't be read.
     """
     if is_unfinished(folder):
@@ -133,10 +122,7 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
 
 
 def _compare(
-    folder: Path,
-    expected: dict[str, tuple[Checksum, int | None]],
-    jobs: int,
-    observe: Callable[[VerifyProgress], object],
+    folder: Path, expected: dict[str, tuple[Checksum, int | None]], jobs: int, observe: Callable[[int, int], object]
 ) -> list[Damage]:
     """Compare the files with their hash, and their size where that is known."""
     stop = threading.Event()
@@ -157,12 +143,12 @@ def _compare(
         ]
         try:
             while wait(futures, _TICK_S).not_done:
-                observe(VerifyProgress(total=total, done=done))
+                observe(done, total)
         except BaseException:
             stop.set()
             threads.shutdown(wait=False, cancel_futures=True)
             raise
-    observe(VerifyProgress(total=total, done=done))
+    observe(done, total)
     return [damage for future in futures if (damage := future.result())]
 
 

@@ -5,6 +5,7 @@
 
 import argparse
 import os
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,12 +162,12 @@ def _add_verify(forms: Verbs) -> None:
 
 def _verify(args: argparse.Namespace) -> int:
     require_tools()
-    from deepseek_triton_tools.checkpoints.verify import SCHEMA, VerifyProgress, verify
+    from deepseek_triton_tools.checkpoints.verify import SCHEMA, verify
 
     status = StatusLine(_PLAIN_S)
 
-    def show(progress: "VerifyProgress") -> None:
-        status.show(lambda: f"compared {part_of(progress.done, progress.total)}")
+    def show(done: int, total: int) -> None:
+        status.show(lambda: f"compared {part_of(done, total)}")
 
     jobs = args.jobs or min(_MOST_JOBS, len(os.sched_getaffinity(0)))
     try:
@@ -176,7 +177,9 @@ def _verify(args: argparse.Namespace) -> int:
     code = 1 if report.damages else 0
     with to_reader():
         if args.json:
-            print_json({"schema": SCHEMA, "ok": not code, "exit_code": code, **report.document()})
+            print_json(
+                {"schema": SCHEMA, "ok": not code, "exit_code": code, **asdict(report), "folder": str(report.folder)}
+            )
         else:
             for damage in report.damages:
                 print(damage)

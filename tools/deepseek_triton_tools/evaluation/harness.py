@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -247,8 +247,8 @@ class HarnessModel:
         questions = []
         for request in requests:
             question = self._generation(*request.args)
+            questions.append(replace(question, repeat=repeats[question.key]))
             repeats[question.key] += 1
-            questions.append(self._generation(*request.args, repeat=repeats[question.key] - 1))
         records = self._answers(questions)
         for record in records:
             if record is not None:
@@ -268,19 +268,17 @@ class HarnessModel:
 
     # --- what they share ---
 
-    def _generation(self, context: str, settings: Mapping[str, Any], *, repeat: int = 0) -> Generation:
+    def _generation(self, context: str, settings: Mapping[str, Any]) -> Generation:
         own = dict(settings)
         until = own.pop("until", None) or []
         is_sampled = own.pop("do_sample", None)
         fields = {_OF_LM_EVAL.get(name, name): value for name, value in own.items()}
         if is_sampled is False:
             fields["temperature"] = 0.0
-        messages = conversation_in(context)
         return Generation(
-            content=context if messages is None else messages,
+            content=conversation_in(context) or context,
             fields={"max_tokens": _DEFAULT_MAX_TOKENS, **fields, **self._fields},
             until=[until] if isinstance(until, str) else until,
-            repeat=repeat,
         )
 
     def _likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
@@ -291,11 +289,10 @@ class HarnessModel:
                 f"the task compares the log-probabilities of texts, which {engine} does not give: prompt_logprobs: "
                 f"{reason}. Take a task whose answers are generated, or the engine vllm or reference"
             )
-        questions = []
-        for context, continuation in pairs:
-            messages = conversation_in(context)
-            content = context if messages is None else messages
-            questions.append(Likelihood(context=content, continuation=continuation, fields=self._fields))
+        questions = [
+            Likelihood(context=conversation_in(context) or context, continuation=continuation, fields=self._fields)
+            for context, continuation in pairs
+        ]
         return [
             (float("-inf"), False) if record is None else (record["logprob"], record["is_greedy"])
             for record in self._answers(questions)
