@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 
 import numpy as np
 
@@ -97,9 +96,7 @@ class LoadProcesses:
     def __enter__(self) -> "LoadProcesses":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -180,17 +177,9 @@ class LoadProcesses:
                         done.append(message)
                     elif isinstance(message, LoadProgress):
                         latest[pipe] = message
-                parts = latest.values()
-                on_progress(
-                    LoadProgress(
-                        ended=sum(part.ended for part in parts),
-                        failed=sum(part.failed for part in parts),
-                        inflight=sum(part.inflight for part in parts),
-                        output_tokens=sum(part.output_tokens for part in parts),
-                        elapsed_s=max(0.0, time.monotonic() - start),
-                        total=total,
-                    )
-                )
+                counts = ("ended", "failed", "inflight", "output_tokens")
+                sums = {name: sum(getattr(part, name) for part in latest.values()) for name in counts}
+                on_progress(LoadProgress(elapsed_s=max(0.0, time.monotonic() - start), total=total, **sums))
                 if count() > 1:
                     raise KeyboardInterrupt
                 if count():

@@ -283,16 +283,9 @@ def csv_text(result: BenchResult) -> str:
     """A row for each run, a column for each number, and the same columns in every file; what is unknown is empty."""
     rows = [
         {
-            "date": result.date,
-            "model": result.model,
-            "endpoint": result.endpoint,
-            "dataset": result.dataset,
-            "gpus": result.gpus,
+            **{name: getattr(result, name) for name in ("date", "model", "endpoint", "dataset", "gpus")},
             "load": point.load.label,
-            "concurrency": point.load.concurrency,
-            "rate": point.load.rate,
-            "burstiness": point.load.burstiness,
-            "num_requests": point.load.num_requests,
+            **{name: getattr(point.load, name) for name in ("concurrency", "rate", "burstiness", "num_requests")},
             "run": number,
             "interrupted": int(run.interrupted),
             **dict(_numbers(run.figures)),

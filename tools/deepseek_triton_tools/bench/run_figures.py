@@ -195,15 +195,6 @@ def _distribution(values: Floats) -> Distribution:
         return Distribution()
     # Sums of floats depend on the order, and that of the records must change nothing.
     values = np.sort(values)
-    p50, p90, p95, p99 = np.percentile(values, [50, 90, 95, 99]).tolist()
-    return Distribution(
-        mean=float(values.mean()),
-        std=float(values.std()),
-        min=float(values[0]),
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
-        max=float(values[-1]),
-        count=len(values),
-    )
+    extremes = {"min": values[0], "max": values[-1], "mean": values.mean(), "std": values.std()}
+    percentiles = {f"p{percent}": np.percentile(values, percent) for percent in (50, 90, 95, 99)}
+    return Distribution(count=len(values), **{name: float(value) for name, value in (extremes | percentiles).items()})

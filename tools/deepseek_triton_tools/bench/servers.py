@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from statistics import fmean
-from types import TracebackType
 from typing import Any, Literal
 from urllib.parse import urlencode, urlsplit
 
@@ -179,9 +178,7 @@ class MetricsWatch:
         self._began.wait()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from deepseek_triton_tools.bench.workload import DatasetOptions, Lengths, NormalLengths, UniformLengths
+from deepseek_triton_tools.bench.workload import BenchRequest, DatasetOptions, Lengths, NormalLengths, UniformLengths
 from deepseek_triton_tools.cli.bench_options import seed
 from deepseek_triton_tools.cli.bench_run import add_run_form
 from deepseek_triton_tools.cli.parsing import (
@@ -123,9 +123,6 @@ def _compare(args: argparse.Namespace) -> int:
         complain(f"worse by more than {args.fail_if_worse:g} %: {line}")
     return 1 if worse else 0
 
-
-if TYPE_CHECKING:  # numpy takes longer than the rest of --help
-    from deepseek_triton_tools.bench.workload import BenchRequest
 
 _SEED = 420
 """prepare_dataset.py's."""

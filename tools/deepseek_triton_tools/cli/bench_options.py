@@ -23,6 +23,7 @@ from deepseek_triton_tools.cli.parsing import (
     path,
     positive,
     real_number,
+    several,
     whole_number,
     words,
 )
@@ -33,23 +34,8 @@ seed = whole_number("a whole number below 2^32", most=2**32 - 1)
 _above_zero = real_number("a number above 0", lambda value: 0 < value < math.inf)
 _percentage = real_number("a percentage above 0, up to 100", lambda value: 0 < value <= 100)
 _range_ratio = real_number("a number from 0 to below 1", lambda value: 0 <= value < 1)
-_rate = real_number("a rate", lambda value: value > 0)
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        return [_rate(part) for part in text.split(",")]
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(
-            f"expected requests a second, such as 0.5,2,8 or inf, got {text!r:.100}"
-        ) from error
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [positive(part) for part in text.split(",")]
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"expected whole numbers from 1, such as 1,8,64, got {text!r:.100}") from error
+_rates = several("requests a second, such as 0.5,2,8 or inf", real_number("a rate", lambda value: value > 0))
+_numbers = several("whole numbers from 1, such as 1,8,64", positive)
 
 
 def add_bench_options(verb: VerbParser) -> None:

@@ -11,11 +11,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from deepseek_triton_tools.terminal.output_streams import columns
 from deepseek_triton_tools.tool_errors import ToolError, nearest
 
+_T = TypeVar("_T")
 Handler = Callable[[argparse.Namespace], int]
 """Runs a verb and returns its exit code."""
 
@@ -264,6 +265,18 @@ def real_number(expected: str, fits: Callable[[float], bool]) -> Callable[[str],
         if fits(value):
             return value
         raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r:.100}")
+
+    return parse
+
+
+def several(expected: str, parse_one: Callable[[str], _T]) -> Callable[[str], tuple[_T, ...]]:
+    """Make a type that takes values of another type with commas between them, and says `expected` of anything else."""
+
+    def parse(text: str) -> tuple[_T, ...]:
+        try:
+            return tuple(parse_one(part.strip()) for part in text.split(","))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r:.100}") from error
 
     return parse
 

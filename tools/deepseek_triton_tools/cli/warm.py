@@ -12,12 +12,14 @@ from deepseek_triton_tools.cli.parsing import (
     option,
     path,
     positive,
+    several,
     share,
     size,
     words,
 )
 from deepseek_triton_tools.terminal.output_streams import to_reader
 
+_numbers = several("whole numbers from 1, separated by commas", positive)
 _EXIT_CODES = """\
 exit codes: 0 all of it (with --share: this share) is in the page cache; 1 a file is missing, damaged or unreadable,
 or can't be held; 2 wrong command line; 3 only a part fits or stayed; 4 the storage stalled and was given up; 130 and
@@ -149,14 +151,6 @@ def _add_limits(verb: VerbParser) -> argparse._ArgumentGroup:
     option(node, "--jobs N", "file parts read at once (default: by file system)", positive)
     option(node, "--budget SIZE", "most memory to fill (default: 0.9 of what is free)", size)
     return node
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Such as "1,8,64"."""
-    try:
-        return tuple(positive(part.strip()) for part in text.split(","))
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"expected whole numbers from 1, separated by commas, got {text!r}") from None
 
 
 def _hold_mode(text: str) -> str:

@@ -207,19 +207,16 @@ def build_pair(
         gpus = f", {plan.num_gpus} GPUs in all" if plan.num_gpus else ""
         sides = " and ".join(f"{plan.count(side)} {side} server{'s' * (plan.count(side) > 1)}" for side in plan.sides)
         title = f"{wrote} {output}: {plan.context.title}, for {sides}{gpus}, as {PAIR_FORMATS[format]}"
-        print(paragraph(printable(title), "", "    "))
         first, second = (details(server, format=format) for server in plan.sides.values())
         both = [line for line in first if line in second]
-        for line in ("each server:", *both):
-            print(paragraph(printable(line), "", "    "))
+        lines = [title, "each server:", *both]
         for side, server in plan.sides.items():
             folder = Path(side) if format == DYNAMO else output / side
             own = [line for line in details(server, format=format) if line not in both]
-            lines = [f"{folder}, {_number(plan, side)}:", *own]
+            lines += [f"{folder}, {_number(plan, side)}:", *own]
             lines += [] if format == DYNAMO else [start_line(server, folder, format=format)]
-            for line in lines:
-                print(paragraph(printable(line), "", "    "))
-        print(paragraph(printable(_join_line(plan, output, format)), "", "    "))
+        for line in [*lines, _join_line(plan, output, format)]:
+            print(paragraph(printable(line), "", "    "))
         common = [each for each in plan.context.warnings if each in plan.generation.warnings]
         plan_view.show_warnings([*plan.warnings, *common])
         for side, server in plan.sides.items():
