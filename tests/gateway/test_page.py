@@ -29,8 +29,8 @@ DONE = b"data: [DONE]\n\n"
 """The end of a stream."""
 
 
-def chunk(finish_reason=None, **delta):
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+def chunk(finish_reason=None, stop_reason=None, **delta):
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "stop_reason": stop_reason}
     return f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}\n\n".encode()
 
 
@@ -150,15 +150,16 @@ def test_thinking_is_open_while_it_lasts_and_then_folded(page, gateway):
     page.wait("document.querySelector('.figures')")
     assert gateway.left.wait(PATIENCE_S), "the page kept the connection"
 
-    gateway.answers.append([chunk(reasoning_content="Let me think."), chunk("length"), DONE])
-    page.click(TRY_AGAIN)
-    page.wait("document.querySelector('.figures')?.innerText.includes('thinking')")
+    for stop_reason, told in ((None, "thinking"), ("cancelled", "server")):
+        gateway.answers.append([chunk(reasoning_content="Let me think."), chunk("length", stop_reason), DONE])
+        page.click(TRY_AGAIN)
+        page.wait(f"document.querySelector('.figures')?.innerText.includes('{told}')")
     gateway.answers.append([chunk(reasoning_content="Let me think."), *said("Because.")])
     page.click(TRY_AGAIN)
     page.wait("document.querySelector('.markdown').innerText === 'Because.'")
     page.wait("document.querySelector('.figures')")
     assert page.run("document.querySelector('.thinking').open") is False
-    assert [message["role"] for message in gateway.requests[2]["messages"]] == ["user"]
+    assert [message["role"] for message in gateway.requests[3]["messages"]] == ["user"]
 
 
 def test_the_button_stops_an_answer_and_its_text_stays(page, gateway):
