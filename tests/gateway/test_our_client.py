@@ -29,6 +29,7 @@ def test_the_client_asks_a_gateway():
             counts = [getattr(completion, f"num_{each}_tokens") for each in ("input", "output", "cached", "reasoning")]
             assert (completion.text, completion.finish_reason, *counts) == ("Hello", "stop", 5, 3, 4, 1)
             assert completion.reasoning == ("hm" if ask == client.chat else "")
+        assert client.metrics().value("deepseek_triton_gateway_generated_tokens_total") == 9
         with starting as empty:
             for url, *states in (address, "ready", "ready", "missing"), (empty, "loading", "loading", "loading"):
                 for name, state in zip(("tensorrt_llm", "tiny", "other"), states, strict=True):

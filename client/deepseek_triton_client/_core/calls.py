@@ -99,10 +99,12 @@ class Calls:
         raise AssertionError("settings have at least one server")
 
     async def metrics(self) -> Metrics:
-        """Return the metrics at `metrics_url`, or at port 8002 of the first server."""
+        """Return the metrics at `metrics_url`, or those of the first server: at port 8002, or beside its /v1."""
         first = self._servers.all[0]
-        address = replace(first.endpoint, port=_METRICS_PORT).address
-        url = self._settings.metrics_url or f"http://{address}/metrics"
+        usual = f"http://{replace(first.endpoint, port=_METRICS_PORT).address}/metrics"
+        if first.url.endswith("/v1"):
+            usual = f"{first.url.removesuffix('/v1')}/metrics"
+        url = self._settings.metrics_url or usual
         try:
             return Metrics.parse(await first.transport.metrics(url, self._settings.timeouts.connect))
         except DeepseekTritonError as exc:

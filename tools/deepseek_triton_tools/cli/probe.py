@@ -34,7 +34,7 @@ _QUESTIONS = {
     "generate": (30.0, "ask for one token; a full server passes if it makes tokens for others"),
 }
 """Question -> (seconds for the whole of it, unless --deadline is given; its summary)."""
-_GENERATED_TOKENS = "deepseek_triton_generated_tokens_total"
+_GENERATED_TOKENS = "_generated_tokens_total"  # of a server and, behind other words, of a gateway
 _METRICS_LOOK_S = 0.5
 """Seconds between two looks at the metrics."""
 # Seconds by which connecting may outlast the deadline: a silent server is told from one that can't be reached.
@@ -72,7 +72,7 @@ def add_options(verb: VerbParser) -> None:
         server = question.add_argument_group("server")
         add_server_options(server)
         if name == "generate":
-            option(server, "--metrics-url URL", "its metrics (default: port 8002 of URL's host)")
+            option(server, "--metrics-url URL", "its metrics (default: port 8002 of URL's host, or beside /v1)")
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,12 @@ def _generates(client: Client, deadline_s: float) -> Verdict:
 def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
     """Judge a full server: it is healthy while it makes tokens for others, and a restart would lose them."""
     try:
-        before = client.metrics().value(_GENERATED_TOKENS)
+        metrics = client.metrics()
+        name = next((each.name for each in metrics.samples if each.name.endswith(_GENERATED_TOKENS)), _GENERATED_TOKENS)
+        before = metrics.value(name)
         while time.monotonic() < end - 2 * _METRICS_LOOK_S:
             time.sleep(_METRICS_LOOK_S)
-            if client.metrics().value(_GENERATED_TOKENS) > before:
+            if client.metrics().value(name) > before:
                 return Verdict(YES, f"generates for others, and is full: {_text(refusal)}")
     except (DeepseekTritonError, KeyError) as error:
         return Verdict(NO, f"full ({_text(refusal)}), and its metrics don't say whether it generates: {error}")
