@@ -76,19 +76,16 @@ def lost_in_the_middle(wire):
     wire.close()
 
 
-def not_http(wire):
-    wire.send(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
-
-
 def page(status):
     """The error of a proxy that knows no JSON."""
     return lambda wire: (wire.head(status), wire.chunk(b"<html>"), wire.chunk(b""))
 
 
 FAILURES = [
+    (lambda wire: wire.send(b"\0\0\6\4\0\0\0\0\0"), "a gRPC port: grpc://", "", True, True),
     (Wire.reset, "the connection was lost|closed the connection", "", True, True),
     (lost_in_the_middle, "the server closed the connection", "", True, True),
-    (not_http, "is not HTTP", "", True, True),
+    (lambda wire: wire.send(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), "is not HTTP", "", True, True),
     (refusal(503, "[E_OVERLOADED] full"), "^full$", "E_OVERLOADED", True, False),
     (refusal(503, "[E_UNAVAILABLE] the engine died"), "^the engine died$", "E_UNAVAILABLE", True, True),
     (refusal(503, f"[E_UNAVAILABLE] {STOPPING}"), "being stopped", "E_UNAVAILABLE", True, False),
@@ -99,6 +96,7 @@ FAILURES = [
     (refusal(500, "Failed to process: Stub process 'm_0_0' is not healthy."), "Stub", "E_UNAVAILABLE", True, True),
     (refusal(502, "a proxy's"), "^a proxy's$", "", True, True),
     (refusal(404, "no such model"), "^no such model$", "", True, False),
+    (refusal(405, "Method Not Allowed"), "Method Not Allowed, as Triton's metrics port", "", False, False),
     (refusal(403, "restricted"), "the gateway was refused: restricted", "", True, False),
     (page(403), "the gateway was refused: .* HTTP 403: '<html>'", "", True, False),
     (page(502), "HTTP 502: '<html>'", "", True, True),

@@ -24,8 +24,9 @@ Answer = tuple[int, Mapping[str, str], bytes]
 _ERROR_BODY_BYTES = 2**16
 """Largest number of bytes that are read of an error's body."""
 
-_SETTINGS = b"\x04\0\0\0\0\0"
+SETTINGS = b"\x04\0\0\0\0\0"
 """Type, flags and stream of the frame that begins every HTTP/2 connection, behind its length of 3 bytes (RFC 9113)."""
+GRPC_PORT = "it is HTTP/2, so this is a gRPC port: grpc:// instead of http://"
 
 MOST_INFORMATIONAL = 100
 """Responses of status 1xx before the response. A server may send any number of them, and never another one."""
@@ -93,10 +94,8 @@ class Http11Protocol:
         try:
             return self._http.next_event()
         except h11.RemoteProtocolError as exc:
-            if self._http.trailing_data[0][3:].startswith(_SETTINGS):
-                raise h11.RemoteProtocolError(
-                    "it is HTTP/2, so this is a gRPC port: grpc:// instead of http://"
-                ) from exc
+            if self._http.trailing_data[0].startswith(SETTINGS, 3):
+                raise h11.RemoteProtocolError(GRPC_PORT) from exc
             if self._is_broken_off:
                 raise ConnectionAbortedError("the server closed it before the end of its response") from exc
             raise

@@ -31,6 +31,7 @@ from deepseek_triton_client._http.http_connection import Answer, Headers, HttpCo
 from deepseek_triton_client._http.http_errors import EVENT_STREAM, is_tritons, query_error, repeatable, status_error
 from deepseek_triton_client._http.sse import SseDecoder
 
+METRICS_PORT = "as Triton's metrics port gives (8002 by default)"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
@@ -90,8 +91,7 @@ class HttpTransport:
         if error is not None:
             raise repeatable(error)
         if not body:
-            what = "an empty answer, as Triton's metrics port gives (8002 by default)"
-            raise ProtocolError(f"{self._server.endpoint}: expected metadata, got {what}")
+            raise ProtocolError(f"{self._server.endpoint}: expected metadata, got an empty answer, {METRICS_PORT}")
         return _metadata(json_object(body))
 
     async def index(self, timeout_s: float | None) -> list[dict[str, str]]:

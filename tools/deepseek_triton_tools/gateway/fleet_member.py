@@ -224,9 +224,7 @@ class FleetMember:
                 self.checked.set()
 
     async def _check(self) -> None:
-        before = self._failures
-        is_silent = False
-        self._check_answered = False
+        before, is_silent, self._check_answered = self._failures, False, False
         try:
             problem = await within(_ANSWER_S, self._ask())
         except TimeoutError:
@@ -268,7 +266,6 @@ class FleetMember:
             if now >= max(self._canary_at, self._worked_at + _CANARY_PERIOD_S):
                 self._canary, self._canary_at = asyncio.create_task(self._send_canary()), now
             return ""
-        problem = ""
         if self._canary.done():
             problem = self._canary.result()
         elif now - max(self._canary_at, self._worked_at) >= _CANARY_S:

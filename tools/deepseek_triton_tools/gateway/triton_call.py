@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from deepseek_triton_client._http.http_transport import METRICS_PORT
+
 MOST_ANSWER_BYTES = 256 * 2**20
 """Bytes of one event, or of an answer that is no stream. The log-probabilities of a long prompt are the longest."""
 
@@ -87,11 +89,8 @@ class UpstreamError(Exception):
         told: str = "",
     ) -> None:
         super().__init__(message)
-        self.told = told
-        self.code = code
-        self.unprocessed = unprocessed
-        self.died = died
-        self.retry_after_s = retry_after_s
+        self.code, self.told, self.retry_after_s = code, told, retry_after_s
+        self.unprocessed, self.died = unprocessed, died
 
 
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
@@ -138,6 +137,8 @@ def error_of_status(status: int, body: bytes) -> UpstreamError:
         text = f"the server answered HTTP {status}: {body[:_QUOTED].decode(errors='replace')!r}"
     if status in (401, 403):
         text = f"the gateway was refused: {text}"
+    elif status == 405:
+        text += f", {METRICS_PORT}"
     code = "E_OVERLOADED" if status == 429 else ""
     return error_of_message(text, code=code, unprocessed=status in _UNPROCESSED, died=status == 502)
 

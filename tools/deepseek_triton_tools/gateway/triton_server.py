@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from deepseek_triton_client._http.http_connection import GRPC_PORT, SETTINGS
 from deepseek_triton_tools.gateway.triton_call import (
     MOST_ANSWER_BYTES,
     Call,
@@ -57,16 +58,15 @@ class TritonConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
-        self._unread = 0
-        self._status = 0
+        self._unread = self._status = 0
         self._ended = True
-        self._error: ConnectionFailed | None = None
+        self.error: ConnectionFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def usable(self) -> bool:
         """Whether the server has kept it open, and nothing is left of the last response."""
-        return self._error is None and self._ended and not self._body
+        return self.error is None and self._ended and not self._body
 
     def send(self, request: bytes) -> None:
         """Send a whole request, when no other is under way."""
@@ -119,8 +119,8 @@ class TritonConnection(asyncio.Protocol):
         self.close()
 
     async def _wait(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -139,13 +139,13 @@ class TritonConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard = True
         if self._ended:  # else it would be taken for the beginning of the next answer
-            self._fail("the server sent what nobody had asked for")
+            self._fail(GRPC_PORT if data.startswith(SETTINGS, 3) else "the server sent what nobody had asked for")
         else:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserError as error:
-                self._fail(f"the answer is not HTTP: {error}")
-        if self._error is not None:
+                self._fail(f"the answer is not HTTP: {GRPC_PORT if data.startswith(SETTINGS, 3) else error}")
+        if self.error is not None:
             self.close()
         elif self._unread > UNREAD_BYTES and self._transport is not None:
             self._transport.pause_reading()
@@ -156,7 +156,7 @@ class TritonConnection(asyncio.Protocol):
         self._wake()
 
     def _fail(self, reason: str, *, unsent: bool = False) -> None:
-        self._error = self._error or ConnectionFailed(reason, unsent=unsent)
+        self.error = self.error or ConnectionFailed(reason, unsent=unsent)
 
     # What httptools calls.
 
@@ -189,7 +189,7 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
         sock: socket.socket | None = transport.get_extra_info("socket")
         # Where the server has closed it already, uvloop has no socket, and asyncio a dead one.
         if sock is None or sock.fileno() < 0:
-            raise ConnectionResetError("the server closed the connection at once")
+            raise ConnectionResetError(str(connection.error or "the server closed the connection at once"))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):  # macOS lacks some
