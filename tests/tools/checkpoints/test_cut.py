@@ -1,7 +1,6 @@
 """`checkpoint cut`: what is left of a checkpoint, byte for byte, and what can't be cut."""
 
 import json
-import math
 import os
 import platform
 import subprocess
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
 from deepseek_backend.engines.reference.deepseek_model import ModelRunner
@@ -100,9 +97,7 @@ def read(folder, name):
 
 def same(found, name, source, origin=None):
     """Whether a tensor is the first rows of another one."""
-    left = found[name].read()
-    whole = source[origin or name].read()
-    return left.tobytes() == whole[: len(left)].tobytes()
+    return source[origin or name].read().tobytes().startswith(found[name].read().tobytes())
 
 
 @pytest.mark.slow
@@ -282,12 +277,14 @@ def test_numbers_may_be_null(tmp_path, w4afp8):
     assert read(tmp_path / "cut", "config.json")["first_k_dense_replace"] is None
 
 
-def test_strange_names_and_shapes_are_copied(tmp_path):
+def test_strange_names_and_shapes_and_all_types_are_copied(tmp_path):
     names = ["a\nb", "a\0b", "model.layers.0.²", "model.layers.0.x.y", "model.layers.0.5.y"]
-    write(tmp_path / "w", {**dict.fromkeys(names, ("BF16", (2, 2))), "model.layers.0.z": ("F32", (2**62, 0))})
-    found = cut(tmp_path / "w", LAYERS, 1, OUTPUT, tmp_path / "cut")
-    assert set(found) == {*names, "model.layers.0.z"}
-    assert found["model.layers.0.z"].shape == (2**62, 0)
+    tensors = {**dict.fromkeys(names, ("BF16", (2, 2))), "model.layers.0.z": ("F32", (2**62, 0))}
+    tensors |= {f"{dtype}.{number}": (dtype, (3, 1, 5)[:number]) for dtype in DTYPES for number in range(4)}
+    write(tmp_path / "w", tensors)
+    found, source = cut(tmp_path / "w", LAYERS, 1, OUTPUT, tmp_path / "cut"), open_checkpoint(tmp_path / "w")
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in found.items()} == tensors
+    assert all(same(found, name, source) for name, tensor in found.items() if tensor.num_bytes)
 
 
 def test_the_folder_where_it_runs_and_one_that_holds_something_are_not_replaced(tmp_path, refused, monkeypatch):
@@ -335,30 +332,3 @@ def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path):
 
     assert planned.size > 2**26
     assert peak < 2**26 * 0.6
-
-
-@pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    shapes=st.lists(st.lists(st.integers(0, 5), min_size=0, max_size=3), min_size=4, max_size=7),
-    dtypes=st.data(),
-    num_layers=st.integers(1, 3),
-)
-def test_any_shapes_and_types_are_copied(tmp_path_factory, shapes, dtypes, num_layers):
-    folder = tmp_path_factory.mktemp("any")
-    kinds = sorted(DTYPES.keys() - {"BOOL"})
-    tensors = {
-        f"model.layers.{n % 4}.{n}.x": (dtypes.draw(st.sampled_from(kinds)), tuple(shape))
-        for n, shape in enumerate(shapes)
-    }
-    source = open_checkpoint(write(folder / "w", tensors))
-
-    assert write_cut(
-        plan_cut(source, CONFIG, CutOptions(num_layers=num_layers)), folder / "cut", on_progress=lambda _: None
-    )
-
-    found = open_checkpoint(folder / "cut")
-    assert set(found) == {name for name in tensors if int(name.split(".")[2]) < num_layers}
-    for name, tensor in found.items():
-        assert (tensor.dtype, tensor.shape) == (source[name].dtype, source[name].shape)
-        assert math.prod(tensor.shape) == 0 or tensor.read().tobytes() == source[name].read().tobytes()
