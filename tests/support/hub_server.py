@@ -148,9 +148,9 @@ class HubServer:
         await send({"type": "http.response.body", "body": b""})
 
 
-def one_tensor(num_bytes: int) -> bytes:
+def one_tensor(num_bytes: int, name: str = "a") -> bytes:
     """Return a safetensors file with one tensor of so many random bytes, the same each time."""
-    header = json.dumps({"a": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
+    header = json.dumps({name: {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
     return struct.pack("<Q", len(header)) + header + random.Random(num_bytes).randbytes(num_bytes)
 
 

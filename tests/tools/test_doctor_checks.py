@@ -594,18 +594,11 @@ def test_what_works():
 
 
 def test_fields_that_a_driver_does_not_know_are_left_out():
-    class Old(FakedMachine):
-        """A driver that knows neither field of the fabric."""
-
-        def run(self, *command, **given):
-            if "fabric.state" in command[1]:
-                return Done(code=2, out='Field "fabric.state" is not a valid field to query.\n\n')
-            if "fabric.status" in command[1]:
-                return Done(code=2, out='Field "fabric.status" is not a valid field to query.\n\n')
-            if "remapped" in command[1]:
-                return Done(code=0, out="0, 0, Yes, No\n")
-            return super().run(*command, **given)
-
-    finding = run("gpu-health", Old(files=GOOD_FILES), R1)
+    known = f"{HEALTH_QUERY}.errors.uncorrected.volatile.total,remapped_rows.pending,remapped_rows.failure"
+    refused = {
+        f"{known},{field}": Done(code=2, out=f'Field "{field}" is not a valid field to query.\n\n')
+        for field in ("fabric.state", "fabric.status")
+    }
+    finding = run("gpu-health", told({**refused, f"{known} ": Done(code=0, out="0, 0, Yes, No\n")}), R1)
     assert finding.level == "error"
     assert finding.result == "GPU 0: rows wait to be remapped"

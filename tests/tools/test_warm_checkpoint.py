@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 import subprocess
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checksums import expected_checksums
 from deepseek_triton_tools.warming.survey import Share, files_of_share
 from support.cached_checkpoint import write_checkpoint
+from support.hub_server import one_tensor
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -28,9 +28,8 @@ CACHES = {"HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": "", "HF_HOME": "hub", "XD
 """Variables in the hub's order, and what is below them."""
 
 
-def shard(tensor, size=8):
-    header = json.dumps({tensor: {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    return struct.pack("<Q", len(header)) + header + bytes(size)
+def shard(tensor):
+    return one_tensor(8, tensor)
 
 
 def write_weights(folder):

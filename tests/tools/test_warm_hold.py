@@ -1,11 +1,13 @@
 """Holding files in the page cache: by locking, by watching, and where neither is possible."""
 
 import contextlib
+import queue
 import resource
 import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.host.host_memory import HostMemory
 from deepseek_triton_tools.tool_errors import LockError
 from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
-from deepseek_triton_tools.warming.hold import LockedFiles, allow_locking, check_hold, hold
+from deepseek_triton_tools.warming.hold import LockedFiles, allow_locking, check_hold, evict_all, hold
 from deepseek_triton_tools.warming.page_cache import evict
 from support.cached_checkpoint import write_checkpoint
 from support.page_cache import on_uncached, resident_bytes
@@ -33,41 +35,27 @@ def survey(tmp_path):
     return survey
 
 
-class Holding:
-    """A hold in a thread, and the states that it has reported."""
+@contextlib.contextmanager
+def holding(survey, mode, after_each=lambda: None):
+    """A hold in a thread; the block gets what returns its next state that fits a question."""
+    stop, said = threading.Event(), queue.SimpleQueue()
 
-    def __init__(self, survey, mode):
-        self.stop = threading.Event()
-        self.seen = []
-        self.error = None
-        self._has_said = threading.Condition()
-        self._thread = threading.Thread(target=self._run, args=(survey, mode))
+    def observe(held):
+        after_each()
+        said.put(held)
 
-    def _run(self, survey, mode):
+    def next_state(is_it=lambda held: True):
+        while not is_it(held := said.get(timeout=PATIENCE_S)):
+            pass
+        return held
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(hold, survey, mode=mode, stop=stop, observe=observe, period_s=PERIOD_S)
         try:
-            hold(survey, mode=mode, stop=self.stop, observe=self._observe, period_s=PERIOD_S)
-        except LockError as error:
-            self.error = error
-
-    def _observe(self, held):
-        with self._has_said:
-            self.seen.append(held)
-            self._has_said.notify_all()
-
-    def wait_for(self, is_it):
-        """The first state for which `is_it` is true."""
-        with self._has_said:
-            assert self._has_said.wait_for(lambda: any(map(is_it, self.seen)), PATIENCE_S), self.seen
-            return next(filter(is_it, self.seen))
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stop.set()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
+            yield next_state
+        finally:
+            stop.set()
+        done.result()
 
 
 def paths(survey):
@@ -82,8 +70,8 @@ def test_locked_files_cannot_be_dropped_until_they_are_unlocked(survey):
     except LockError as error:
         pytest.skip(f"nothing may be locked here: {error}")
     check_hold(on_uncached(survey), "auto")  # files that can be locked need no known residency
-    with Holding(survey, "lock") as holding:
-        held = holding.wait_for(lambda held: True)
+    with holding(survey, "lock") as next_state:
+        held = next_state()
         assert (held.mode, held.resident, held.problem) == ("lock", survey.size, None)
         for path in paths(survey):
             evict(path)
@@ -142,29 +130,21 @@ def test_a_missing_right_to_lock_is_reported_with_the_fix_before_anything_is_rea
 
 def test_dropped_files_are_brought_in_again_and_a_removed_one_does_not_matter(survey):
     first, path = paths(survey)[:2]
-    with Holding(survey, "watch") as holding:
-        holding.wait_for(lambda held: held.resident == survey.size)
+    with holding(survey, "watch") as next_state:
+        next_state(lambda held: held.resident == survey.size)
         evict(path)
-        held = holding.wait_for(lambda held: held.rewarmed)
+        held = next_state(lambda held: held.rewarmed)
         assert (held.mode, held.rewarmed, held.problem) == ("watch", path.stat().st_size, None)
         assert resident_bytes(path) == path.stat().st_size
         first.unlink()
         evict(path)
-        holding.wait_for(lambda held: held.rewarmed == 2 * path.stat().st_size)
+        next_state(lambda held: held.rewarmed == 2 * path.stat().st_size)
 
 
 def test_files_that_are_dropped_again_and_again_are_left_alone(survey):
-    class Thrashed(Holding):
-        def _observe(self, held):
-            for path in paths(survey):
-                evict(path)
-            super()._observe(held)
-
-    with Thrashed(survey, "watch") as holding:
-        gave_up = holding.wait_for(lambda held: held.problem)
-        number = len(holding.seen)
-        holding.wait_for(lambda held: len(holding.seen) > number + 3)
-        last = holding.seen[-1]
+    with holding(survey, "watch", lambda: evict_all(survey)) as next_state:
+        gave_up = next_state(lambda held: held.problem)
+        *_, last = [next_state() for _ in range(4)]
     assert "evicted faster than it can be brought in" in gave_up.problem
     assert "--budget" in gave_up.problem
     assert last.rewarmed == gave_up.rewarmed == 3 * survey.size
@@ -181,12 +161,12 @@ def test_files_of_unknown_residency_cannot_be_watched(survey, mode, monkeypatch)
     with pytest.raises(LockError, match="the kernel does not say"):
         check_hold(on_uncached(survey), mode)
     check_hold(survey, mode)
-    with Holding(on_uncached(survey), mode) as holding:
-        holding._thread.join(PATIENCE_S)
-    assert "the kernel does not say" in str(holding.error)
-    assert ("not allowed" in str(holding.error)) == (mode == "auto")
-    assert ("--hold=lock" in str(holding.error)) == (mode == "watch")
-    assert holding.seen == []
+    seen = []
+    with pytest.raises(LockError, match="the kernel does not say") as raised:
+        hold(on_uncached(survey), mode=mode, stop=threading.Event(), observe=seen.append)
+    assert ("not allowed" in str(raised.value)) == (mode == "auto")
+    assert ("--hold=lock" in str(raised.value)) == (mode == "watch")
+    assert seen == []
 
 
 def test_more_than_fits_is_not_held(survey):

@@ -1,7 +1,6 @@
 """The scales of the experts' inputs, from a safetensors file and from files that PyTorch wrote."""
 
 import itertools
-import json
 import shutil
 import struct
 import zipfile
@@ -13,6 +12,7 @@ import pytest
 from deepseek_triton_tools.checkpoints.activation_scales import missing_scales, read_activation_scales
 from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES
 from deepseek_triton_tools.tool_errors import CheckpointError
+from support.tensor_writing import write_tensors
 
 ARCHIVES = Path(__file__).parent / "torch_archives"
 RANK_1 = "amax_dict_rank1-mp2.pt"
@@ -24,13 +24,7 @@ def scale(layer, expert, matrix):
 
 
 def safetensors(path, tensors, dtype="F32", shape=(1,)):
-    header, content = {}, b""
-    for name, value in tensors.items():
-        values = np.full(shape, value, DTYPES[dtype]).tobytes()
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(content), len(content) + len(values)]}
-        content += values
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content)
+    write_tensors(path, {name: (dtype, np.full(shape, value, DTYPES[dtype])) for name, value in tensors.items()})
     return path
 
 
