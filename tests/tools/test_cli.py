@@ -227,10 +227,13 @@ def test_the_generators_page_names_everything_there_is():
 
     for name in (*variants(), *gpus(), *profiles(), *RELEASES, *FORMATS, *PRECISIONS):
         assert f"`{name}`" in page or f"| {name} " in page, name
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
     for gpu in gpus().values():
-        counts = " | ".join(str(gpu.published_min_gpus.get(name, "-")) for name in ("fp8", "fp4", "w4a8"))
-        assert gpu.name == "a100" or f"| {gpu.gpus_per_node} | {counts} |" in page
+        row = rows.get(gpu.name.replace("gb300-nvl72", "gb300"), f"{gpu.title} | 8 | - | - | - |")  # a100 has none
+        fewest, more = gpu.published_min_gpus, gpu.recommended_gpus
+        counts = (f"{fewest.get(name, '-')} ({more.get(name)})" for name in ("fp8", "fp4", "w4a8"))
+        assert row.endswith(f" | {gpu.gpus_per_node} | {' | '.join(counts)} |".replace(" (None)", "")), row
+        assert re.search(r"\d+ GB|$", gpu.title)[0] in row
     for release in RELEASES:
-        shown = f"| {', '.join(load_release(release).containers)} |"
-        assert shown in page
+        assert f"| {', '.join(load_release(release).containers)} |" in page
     assert last_image()[1:] in page
