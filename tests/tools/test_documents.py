@@ -101,12 +101,25 @@ def test_no_page_has_left_overs_of_its_writing():
     assert {page: found for page in PAGES if (found := leftovers(read(page)))} == {}
 
 
+FOLDERS_SHIPPED = ("build", "client", "tools", "model_repository")
 SHIPPED = [
     path
-    for folder in ("build", "client", "tools", "model_repository")
+    for folder in FOLDERS_SHIPPED
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".sh", ".yaml", ".pbtxt", ".md", ".toml") and "__pycache__" not in path.parts
 ]
+
+
+def test_what_the_pages_for_contributors_name_is_there():
+    """Files, make targets, functions, settings: a rename would leave the pages behind."""
+    tops = (ROOT / top for top in ("Makefile", "pyproject.toml", "docs", "tests", *FOLDERS_SHIPPED))
+    paths = [path for top in tops for path in (top, *top.rglob("*"))]
+    code = (path.read_text("utf-8") for path in paths if path.suffix in (".py", ".toml") or path.name == "Makefile")
+    text, file = "\n".join([*map(str, paths), *code]), r"[\w-]+\.(?:py|sh|yaml|md|toml|jsonl?|pbtxt|html)\b"
+    pages = re.sub(r"```.*?```", "", read("ARCHITECTURE.md") + read("CONTRIBUTING.md"), flags=re.DOTALL)
+    written = {name for span in re.findall(r"`([^`\n]+)`", pages) for name in re.findall(rf"{file}|\w+", span)}
+    patterns = {"Z.yaml", "first_texts", "rYY", "test_launch_", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"}
+    assert written - {*re.findall(r"\w+", text), *re.findall(file, text)} <= patterns
 
 
 def named(pattern):
@@ -136,9 +149,8 @@ def site(tmp_path_factory):
     write_site_pages(folder / ".cache/docs")
     for path in [ROOT / "mkdocs.yml", *ROOT.glob("*.md")]:
         shutil.copy(path, folder)
-    done = subprocess.run(
-        [Path(sys.executable).with_name("zensical"), "build", "--strict"], cwd=folder, capture_output=True, text=True
-    )
+    build = [Path(sys.executable).with_name("zensical"), "build", "--strict"]
+    done = subprocess.run(build, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / ".cache/site"
 
@@ -239,9 +251,7 @@ def test_the_python_of_a_page_runs(name, tmp_path):
 
 
 def test_the_lines_of_a_rank_are_those_of_its_page():
-    lines = [
-        line for snippet in snippets("text") for line in snippet.text.splitlines() if "deepseek-triton rank" in line
-    ]
+    lines = [line for snippet in snippets("text") for line in re.findall(".*deepseek-triton rank.*", snippet.text)]
     assert len(lines) == 3
     for line in lines:
         assert parse_event(line.replace('"..."', f'"{16 * "0"}"'), "0123abcd") is not None, line
