@@ -20,15 +20,14 @@ from support.documents import PAGES, Command, commands, snippets
 from support.servers import url
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ENVIRONMENT = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 
 
 def run(program: str, *argv: object) -> str:
     """Run an example; its standard output. `deepseek-triton` is the one beside this Python."""
     path = EXAMPLES / program
     command = [sys.executable, path] if path.suffix == ".py" else [path]
-    bin_folder = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": os.pathsep.join([bin_folder, os.environ["PATH"]])}
-    done = subprocess.run([*command, *map(str, argv)], env=environment, capture_output=True, text=True)
+    done = subprocess.run([*command, *map(str, argv)], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -109,12 +108,9 @@ def shell(server: ServerProcess, folder: Path, statement: str) -> subprocess.Com
     statement = re.sub(r"^until (.*?); do .*; done", r"\1", statement)
     statement = re.sub(r"(deepseek-triton (?:generate|chat))(?!.*--url)", r"\1 --url http://localhost:8000", statement)
     script = at(server, f"U=localhost:8000/v2/models/tensorrt_llm\n{statement}")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = ["bash", "-euo", "pipefail", "-c", script]
-    environment = {**os.environ, "PATH": path, "XDG_STATE_HOME": str(folder)}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+    environment = {**ENVIRONMENT, "XDG_STATE_HOME": str(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, input="", capture_output=True, text=True)
 
 
 # test_gateway_page.py asks a gateway what the gateway's page asks; the other page asks TensorRT-LLM's orchestrator.
