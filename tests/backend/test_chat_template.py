@@ -18,8 +18,8 @@ from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.checkpoint_loading import ChatTemplate
 from deepseek_backend.engines.simulated.filler_text import render_chat_form
 from deepseek_backend.errors import EngineError, RequestError
-from support.random_checkpoint import BOS, EOS
 from support.waiting import PATIENCE_S, wait_for
+from tiny_checkpoint.architecture import BOS, EOS
 
 CHAT = [{"role": "user", "content": "Hi <b>"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": 'größer "als" <3'}}]

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.detokenizer import Detokenizer
-from support.random_checkpoint import BOS, build_tokenizer
+from support.random_checkpoint import build_tokenizer
+from tiny_checkpoint.architecture import BOS
 
 TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))
 

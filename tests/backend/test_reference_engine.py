@@ -18,8 +18,8 @@ from deepseek_backend.engines.reference.token_sampling import log_softmax
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
 from support.engine_driver import driven
-from support.random_checkpoint import BOS, EOS
 from support.waiting import PATIENCE_S, wait_for
+from tiny_checkpoint.architecture import BOS, EOS
 
 PROMPT = DEMO_PROMPTS[0]
 

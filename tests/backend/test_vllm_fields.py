@@ -26,7 +26,7 @@ from deepseek_backend.errors import RequestError
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS
 from support.engine_driver import Answer, make_request
 from support.fake_vllm import MAX_MODEL_LEN, TOKENIZER, VLLMValidationError, recorded_vllm
-from support.random_checkpoint import EOS
+from tiny_checkpoint.architecture import EOS
 
 WAYS = pytest.mark.parametrize("public", [False, True], ids=["core", "generate"])
 VERSIONS = pytest.mark.parametrize("version", VLLM_VERSIONS)

@@ -141,7 +141,7 @@ def test_mtp_is_planned_for_a_cut_checkpoint_that_has_the_layer(tmp_path, num_mt
     weights = checkpoint(tmp_path / "w", experts((3, 0)), **CUT | {"num_nextn_predict_layers": num_mtp})
     request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights), profile="latency")
 
-    settings = {setting.key: setting.value for setting in make_plan(request).settings}
+    settings = make_plan(request).canonical
 
     assert settings.get("speculative_config.num_nextn_predict_layers", 0) == num_draft_tokens
 

@@ -24,9 +24,9 @@ from deepseek_triton_build.arithmetic.gpu_memory import ready_within_s
 from deepseek_triton_build.check import check_repository
 from deepseek_triton_build.data.own_files import load_yaml
 from deepseek_triton_build.data.releases import RELEASES, find_dynamo, version_numbers
+from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_tools.cli.main import main
 from support.dynamo_forms import ALPHA, PAIRS, R1, REQUESTS, planned, planned_pair, text_of
-from support.flags import flat
 
 GOLDEN = Path(__file__).with_name("golden_dynamo")
 FIELDS = yaml.safe_load((GOLDEN / "_fields.yaml").read_text("utf-8"))
@@ -174,7 +174,7 @@ def test_the_engine_file_has_the_plans_arguments_and_time_to_load(name):
     plan, documents = planned(REQUESTS[name]), documents_of(REQUESTS[name])
     [engine] = engines_of(documents).values()
 
-    said = flat(engine)
+    said = flattened(engine)
     said.pop("kv_cache_config.event_buffer_max_size", None)
     ours = {row.key: row.value for row in plan.settings if not row.key.startswith("triton_config.")}
     assert said == {key: value for key, value in ours.items() if key != "model"}
@@ -344,7 +344,7 @@ def test_the_plan_says_what_the_recipe_says_but_for_the_listed_differences(name)
     assert graph["apiVersion"] == f"nvidia.com/{case['api']}"
     for worker, recipe in case["workers"].items():
         part = parts[worker]
-        ours = {f"engine.{key}": value for key, value in flat(engine_of(part, documents)).items()}
+        ours = {f"engine.{key}": value for key, value in flattened(engine_of(part, documents)).items()}
         ours |= {f"environment.{row['name']}": row["value"] for row in part["main"].get("env", [])}
         flags = flags_of(part, case["api"])
         ours |= {
@@ -354,7 +354,7 @@ def test_the_plan_says_what_the_recipe_says_but_for_the_listed_differences(name)
             "graph.mode": flags.get("--disaggregation-mode"),
             **{f"graph.{key}": part[key] for key in ("gpus", "nodes", "replicas", "shared memory")},
         }
-        published = flat({key: recipe[key] for key in ("graph", "engine", "environment")})
+        published = flattened({key: recipe[key] for key in ("graph", "engine", "environment")})
         found = {key: ours.get(key) for key, value in published.items() if ours.get(key) != value}
         listed = {row["key"]: row["planned"] for row in recipe["differences"]}
         assert found == listed

@@ -18,9 +18,9 @@ from deepseek_triton_build import (
     format_files,
     make_plan,
 )
-from deepseek_triton_build.data.spelling import canonical
+from deepseek_triton_build.data.spelling import canonical, flattened
 from deepseek_triton_build.text import is_path
-from support.flags import flat, from_flags
+from support.flags import from_flags
 from support.scripts import forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
@@ -137,7 +137,7 @@ def test_flags_and_yaml_together_are_the_plan_with_nothing_twice(run, place, nam
 
         document = yaml.safe_load(files_of(plan, format)["extra-llm-api-config.yml"])
         given = from_flags(format, flags_of(argv[argv.index(format) :]))
-        spelled = canonical(flat(document), plan.release.version)
+        spelled = canonical(flattened(document), plan.release.version)
         flags = {key: value for key, value in given.items() if not key.startswith("-")}
 
         assert not flags.keys() & spelled.keys()

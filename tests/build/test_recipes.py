@@ -20,11 +20,11 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.catalog import RELEASES, load_release, profiles
 from deepseek_triton_build.check import CheckOptions, check_repository
-from deepseek_triton_build.data.spelling import canonical, spell
+from deepseek_triton_build.data.spelling import canonical, flattened, spell
 from deepseek_triton_build.render.model_configuration import yaml_lines
 from support.check_faults import recipes
 from support.checked import serious
-from support.flags import flat, from_flags
+from support.flags import from_flags
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -57,7 +57,7 @@ def arguments_of(program, flags):
 
 def published(case):
     """Return the block's settings under canonical keys; those that are no LLM arguments have a prefix of their own."""
-    arguments = flat(case.get("yaml", {}))
+    arguments = flattened(case.get("yaml", {}))
     for program, flags in case.get("flags", {}).items():
         arguments |= arguments_of(program, flags)
     said = {key: value for key, value in canonical(arguments, case["era"]).items() if key not in NOT_LLM_ARGUMENTS}
@@ -116,7 +116,7 @@ def test_v4_pro_is_planned_as_in_nvidias_curated_files(profile, tmp_path):
     release = row["release"]
     place = {"gpu": row["gpu"], "engine": "tensorrt_llm", "release": release}
     plan = make_plan(PlanRequest(variant=row["variant"], profile=profile, **place))
-    said = canonical(flat(row["arguments"]), release)
+    said = canonical(flattened(row["arguments"]), release)
 
     assert {key for key, value in said.items() if plan.canonical.get(key) != value} == V4_DIFFERS[profile]
     assert plan.canonical["custom_tokenizer"] == "deepseek_v4"
@@ -177,7 +177,7 @@ def shared_row(case, key, value):
 @pytest.mark.parametrize("name", CASES)
 def test_the_names_of_a_release_are_its_own_and_lead_back_to_the_same_settings(name):
     case = CASES[name]
-    said = canonical(flat(case.get("yaml", {})), case["era"])
+    said = canonical(flattened(case.get("yaml", {})), case["era"])
     assert [canonical(spell(said, release), release) for release in RELEASES] == [said] * len(RELEASES)
 
     release = load_release(case["release"])

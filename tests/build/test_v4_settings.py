@@ -22,10 +22,6 @@ def plan_for(variant, gpu, number=None, **changes):
     return make_plan(PlanRequest(variant=variant, engine="vllm", gpu=gpu, num_gpus=number, **changes))
 
 
-def values_of(plan):
-    return {setting.key: setting.value for setting in plan.settings}
-
-
 GUIDES = yaml.safe_load(Path(__file__).with_name("v4_guides.yaml").read_text("utf-8"))
 
 
@@ -38,7 +34,7 @@ def test_a_plan_has_what_the_guides_print_or_the_table_says_why_not(model, subte
             plan = plan_for(variant, gpu, number, **(more[0] if more else {}))
             printed = everywhere["prints"] | guide["prints"]
             others = everywhere["instead"] | guide.get("instead", {})
-            values = dict.fromkeys(printed) | values_of(plan)
+            values = dict.fromkeys(printed) | plan.canonical
             assert {key: values[key] for key in printed} == printed
             # What is followed after all is not an exception any more.
             assert [key for key, (value, why) in others.items() if values.get(key) == value or not why] == []
@@ -49,7 +45,7 @@ def test_a_plan_has_what_the_guides_print_or_the_table_says_why_not(model, subte
 def test_the_settings_are_of_the_versions_that_have_them(subtests):
     for version in VLLM_VERSIONS:
         with subtests.test(version):
-            values = values_of(plan_for(FLASH, "b200", 4, vllm=version))
+            values = plan_for(FLASH, "b200", 4, vllm=version).canonical
             is_new = not load_vllm(version).is_before("0.31.0")
             keys = {FP4_KEYS: None, KEYS: "mxfp4"} if is_new else {FP4_KEYS: True}
             assert keys.items() <= {key: values.get(key) for key in keys}.items()
@@ -81,7 +77,7 @@ PARALLEL = [  # V4's KV cache is whole on each rank of TP: DP where the weights 
 def test_data_parallelism_is_chosen_where_it_holds_more_requests():
     found = []
     for (variant, gpu, number, *changes), _ in PARALLEL:
-        values = values_of(plan_for(variant, gpu, number, **(changes[0] if changes else {})))
+        values = plan_for(variant, gpu, number, **(changes[0] if changes else {})).canonical
         found.append({key: values[key] for key in (TP, DP) if key in values})
     assert found == [expected for _, expected in PARALLEL]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 from bench._served import await_backend, stub_pid
@@ -26,7 +27,6 @@ from reliability.chaos_proxy import FINE, ChaosProxy
 from reliability.front_end_queues import lengthen_queues
 from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
 from reliability.system_under_test import PACED, repository
-from support.environment import environment
 from support.server_processes import session_members
 from support.servers import change_yaml
 
@@ -129,7 +129,7 @@ class Battlefield:
             would end it.
         """
         wait_until(lambda: not self._remains(), lambda: f"of a server that has ended stay {self._remains()}", _GONE_S)
-        with environment(**(variables or {})):
+        with patch.dict(os.environ, variables or {}):
             self.victim.stop()  # it has ended, and still has its ports reserved
             self.victim = ServerProcess(self.victim_options)
             self.victim.start()

@@ -6,6 +6,7 @@ import numpy as np
 
 from support.random_checkpoint import build_config, build_weights
 from support.tensor_writing import as_bfloat16, as_float32, as_fp8, write_sharded, write_tensors
+from tiny_checkpoint.architecture import CONFIG
 
 _FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 _SMALL = {
@@ -22,25 +23,11 @@ _SMALL = {
 }
 _YARN = {"type": "yarn", "beta_fast": 32, "beta_slow": 1}
 
-PRODUCTION = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "kv_lora_rank": 512,
-    "moe_intermediate_size": 256,
-    "n_shared_experts": 2,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 8,
-    "num_nextn_predict_layers": 1,
-    "q_lora_rank": 128,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
+PRODUCTION = {key: value for key, value in CONFIG.items() if key not in ("torch_dtype", "vocab_size")}
 """The embedded checkpoint's keys: the widths of a head and a latent are those of DeepSeek-V3."""
 
 VARIANTS = {
-    "production": ({**PRODUCTION, "quantization_config": _FP8}, 1),
+    "production": (PRODUCTION, 1),
     "one-query-projection": ({**_SMALL, "q_lora_rank": None, "n_group": 1, "topk_group": 1}, 1),
     "without-yarn": (
         {**_SMALL, "rms_norm_eps": 0.01, "rope_scaling": None, "first_k_dense_replace": 0, "norm_topk_prob": False},

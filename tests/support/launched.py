@@ -2,7 +2,6 @@
 the container's programs on PATH. trtllm-llmapi-launch is the stand-in of tests/standin/launcher."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
 from support.hosts import Host, HostsError
-from support.servers import STANDIN, build
+from support.servers import build, with_standin
 
 RANKS = 16
 
@@ -62,9 +61,7 @@ def prepare(folder: Path, mpi4py: Path, *plan: str) -> Launched:
 
     :param plan: the words after `build`.
     """
-    repository = build(folder / "a repository", *(plan or TWO_NODES))
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
+    repository = with_standin(build(folder / "a repository", *(plan or TWO_NODES)))
     programs = folder / "bin"
     programs.mkdir()
     installation = find_tritonserver()

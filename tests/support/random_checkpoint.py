@@ -9,8 +9,8 @@ import json
 import numpy as np
 
 from support.tensor_writing import as_float32, write_tensors
-from tiny_checkpoint.architecture import BOS, CONFIG, EOS, PAD, SPECIAL_TOKENS
-from tiny_checkpoint.tokenizer import SPLITS, byte_letters, tokenizer_json
+from tiny_checkpoint.architecture import CONFIG, SPECIAL_TOKENS
+from tiny_checkpoint.tokenizer import GENERATION_CONFIG, SPLITS, byte_letters, tokenizer_config, tokenizer_json
 
 SEED = 10
 """The smallest seed with which greedy decoding of the demo's prompts is the same on every machine and in every batch.
@@ -238,19 +238,11 @@ def write_checkpoint(folder, sizes=None):
     tokenizer = build_tokenizer()
     vocab = tokenizer["model"]["vocab"]
     config = build_config(len(vocab)) | dict(sizes or {})
-    ids = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
-    tokens = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
     documents = {
         "config.json": config,
-        "generation_config.json": {**ids, "do_sample": True, "temperature": 0.6, "top_p": 0.95},
+        "generation_config.json": GENERATION_CONFIG,
         "tokenizer.json": tokenizer,
-        "tokenizer_config.json": {
-            **tokens,
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": config["max_position_embeddings"],
-            "clean_up_tokenization_spaces": False,
-            "chat_template": CHAT_TEMPLATE,
-        },
+        "tokenizer_config.json": tokenizer_config(chat_template=CHAT_TEMPLATE),
     }
     for name, document in documents.items():
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deepseek_backend.triton_process import NAME
-from support.supervising import runs
+from support.supervising import name_of, runs
 from support.waiting import PATIENCE_S, wait_for
 
 
@@ -40,15 +40,8 @@ def kill_all(members: Callable[[], list[int]]) -> None:
 def children_of(pid: int | None) -> tuple[int, int]:
     """Return the pids of the model's process (the stub) and of its guard."""
     assert pid is not None
-    by_name = {_name(member): member for member in session_members(pid)}
+    by_name = {name_of(member): member for member in session_members(pid)}
     return by_name["triton_python_b"], by_name[NAME]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 def assert_gone(*pids: int) -> None:

@@ -23,7 +23,10 @@ def build(folder: Path, *argv: str) -> Path:
 
 def standin_repository(folder: Path, *argv: str) -> Path:
     """What `build deepseek-r1` writes, with the stand-in where a container has TensorRT-LLM installed."""
-    repository = build(folder, "deepseek-r1", "--gpu", "h200", "--gpus", "8", *argv)
+    return with_standin(build(folder, "deepseek-r1", "--gpu", "h200", "--gpus", "8", *argv))
+
+
+def with_standin(repository: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
     return repository

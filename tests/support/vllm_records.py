@@ -12,6 +12,7 @@ import ast
 import hashlib
 import json
 import re
+import textwrap
 import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -547,14 +548,8 @@ _YAML_WORDS = ("true", "false", "null", "yes", "no", "on", "off")
 
 def _wrapped(names):
     """Return a list of names as YAML, in lines of at most 120 columns."""
-    lines, line = [], "  ["
-    for number, name in enumerate(names):
-        piece = _inline(name) + ("]" if number == len(names) - 1 else ", ")
-        if len(line) + len(piece.rstrip()) > 120:
-            lines.append(line.rstrip())
-            line = "   "
-        line += piece
-    return [*lines, line]
+    text = ", ".join(map(_inline, names)) + "]"
+    return textwrap.wrap(text, 120, initial_indent="  [", subsequent_indent="   ", break_on_hyphens=False)
 
 
 def by_hand(path):

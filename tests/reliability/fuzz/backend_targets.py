@@ -1,11 +1,13 @@
 """The parsers that run in the model's process and in the supervisor."""
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +32,6 @@ from deepseek_launcher.output import Lines
 from deepseek_launcher.rank import is_alive_event, parse_event
 from reliability.fuzz.mutation import cuts
 from reliability.fuzz.refusals import check_message, may_refuse
-from support.environment import environment
 
 TINY = Path(__file__).resolve().parents[3] / "model_repository/tensorrt_llm/1/tiny"
 _CONFIG = parse_config({"model": "m"}, version_dir=Path())
@@ -256,7 +257,7 @@ def rank_lines(data: bytes) -> None:
 
 def launch_file(data: bytes) -> None:
     """A file of the supervisor's records: those that are none are skipped."""
-    with tempfile.TemporaryDirectory() as name, environment(XDG_RUNTIME_DIR=name):
+    with tempfile.TemporaryDirectory() as name, patch.dict(os.environ, XDG_RUNTIME_DIR=name):
         folder = launches.record_folder()
         folder.mkdir(parents=True, mode=0o700)
         Path(folder, "0123abcd.json").write_bytes(data)
