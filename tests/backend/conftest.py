@@ -5,9 +5,21 @@ from contextlib import ExitStack
 import pytest
 
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from standin.harness import engines
+from support.engine_driver import driven
 from support.fake_vllm import faked_engine
+from support.fakes import ScriptedEngine, serving
+
+
+@pytest.fixture
+def engine():
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def service(engine):
+    with serving(engine) as served:
+        yield served
 
 
 @pytest.fixture
@@ -38,14 +50,10 @@ def faked(make_vllm, request):
 @pytest.fixture
 def start():
     """Make and start simulated engines with these engine_options. They are stopped at the end."""
-    engines = []
+    with ExitStack() as stack:
 
-    def start(**options):
-        engine = SimulatedEngine(BackendConfig(engine="simulated", engine_options=options))
-        engines.append(engine)
-        engine.start()
-        return engine
+        def start(**options):
+            config = BackendConfig(engine="simulated", engine_options=options)
+            return stack.enter_context(driven(config)).engine
 
-    yield start
-    for engine in engines:
-        engine.stop()
+        yield start

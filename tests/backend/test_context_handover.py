@@ -39,12 +39,6 @@ def engine():
     return SharingEngine()
 
 
-@pytest.fixture
-def service(engine):
-    with serving(engine) as service:
-        yield service
-
-
 def send(service, *, handover=None, **fields):
     inputs = {"text_input": array("hi")} | ({} if handover is None else {"context_phase_params": array(handover)})
     return fakes.send(service, inputs=inputs, **fields)

@@ -28,7 +28,7 @@ from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import EngineStats, Step
 from deepseek_backend.publishing import MetricsLease, Publisher
 from deepseek_backend.service import Service
-from support.fakes import ScriptedEngine, send, wait
+from support.fakes import send, wait
 
 
 @dataclass
@@ -340,11 +340,6 @@ def test_info_says_what_is_served(triton):
     config = parse_config({"model": "/models/r1", "triton_config": {"engine": "simulated"}}, version_dir=Path("/none"))
     Publisher(BackendMetrics(info(config)), triton, observe_state=lambda: None, period_s=1).publish()
     assert triton.at("info", engine="simulated", checkpoint="/models/r1", release="") == 1
-
-
-@pytest.fixture
-def engine():
-    return ScriptedEngine()
 
 
 @contextlib.contextmanager

@@ -27,23 +27,12 @@ from support.fakes import ListReply, ScriptedEngine, array, configured, send, se
 from support.waiting import wait_for
 
 
-@pytest.fixture
-def engine():
-    return ScriptedEngine()
-
-
 @contextlib.contextmanager
 def exiting(engine, drain_s):
     """A service, and what makes the server above it exit."""
     exits = threading.Event()
     with serving(engine, {"drain_s": drain_s}, server=ServerAbove(is_exiting=exits.is_set)) as served:
         yield served, exits.set
-
-
-@pytest.fixture
-def service(engine):
-    with serving(engine) as served:
-        yield served
 
 
 def finish(engine, request, text="", reason="stop"):

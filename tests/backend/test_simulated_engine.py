@@ -22,7 +22,7 @@ from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S, SimulatedEngine
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration
 from deepseek_backend.errors import ConfigError, EngineError, UnavailableError
-from support.engine_driver import StepLog, make_request
+from support.engine_driver import StepLog, answered, driven, make_request, submitted
 from support.waiting import PATIENCE_S, wait_for
 
 
@@ -30,23 +30,13 @@ def request(request_id="a", prompt="Why is the sky blue?", max_tokens=20, **fiel
     return make_request(request_id, prompt, max_tokens=max_tokens, **fields)
 
 
-def generate(engine, *requests):
-    sink = StepLog()
-    for one in requests:
-        engine.submit(one, sink)
-    sink.wait(*(one.request_id for one in requests))
-    return sink
-
-
 def text_of(engine, **fields):
-    return generate(engine, request(**fields)).text("a")
+    return answered(engine, request(**fields)).text("a")
 
 
 def endless(engine, *names, num_tokens=1, **fields):
     """Start requests that outlast any test; wait until the first has so many tokens."""
-    sink = StepLog()
-    for name in names:
-        engine.submit(request(name, max_tokens=ENDLESS, **fields), sink)
+    sink = submitted(engine, *(request(name, max_tokens=ENDLESS, **fields) for name in names))
     sink.wait_for(lambda: len(sink.token_ids(names[0])) >= num_tokens)
     return sink
 
@@ -67,11 +57,11 @@ def test_text_depends_on_the_prompt_and_when_sampling_on_the_seed(start):
 
 
 def test_token_ids_are_the_vocabulary_of_the_text_also_under_drafts_which_come_in_bursts(start):
-    sink = generate(start(), request(max_tokens=300))
+    sink = answered(start(), request(max_tokens=300))
     assert "".join(VOCABULARY[token_id] for token_id in sink.token_ids("a")) == sink.text("a")
     assert any(ord(character) > 0xFFFF for character in sink.text("a"))
     assert any("\u4e00" <= character <= "\u9fff" for character in sink.text("a"))
-    drafted = generate(start(preset="b200x8-r1-fp4-min-latency", pace="none"), request(max_tokens=300))
+    drafted = answered(start(preset="b200x8-r1-fp4-min-latency", pace="none"), request(max_tokens=300))
     assert drafted.text("a") == sink.text("a")
     assert {len(step.token_ids) for step in drafted.steps["a"][1:-1]} == {2, 3}
 
@@ -108,12 +98,12 @@ def stamps_of(text):
 
 def test_stamps_are_the_times_of_the_tokens_and_change_nothing_but_the_text(start):
     begun = time.monotonic_ns() // 1000
-    sink = generate(start(text="stamps"), request(max_tokens=300))
+    sink = answered(start(text="stamps"), request(max_tokens=300))
     stamps = stamps_of(sink.text("a"))
     moments = [begun, *stamps, time.monotonic_ns() // 1000]
     assert moments == sorted(moments)
     assert len(set(stamps)) == len(stamps) == 300
-    assert generate(start(), request(max_tokens=300)).token_ids("a") == sink.token_ids("a")
+    assert answered(start(), request(max_tokens=300)).token_ids("a") == sink.token_ids("a")
     engine = start(text="stamps", eos_after=5)
     for sampling, ending in ({}, ""), ({"skip_special_tokens": False}, VOCABULARY[EOS_ID]):
         text = text_of(engine, **sampling)
@@ -123,7 +113,7 @@ def test_stamps_are_the_times_of_the_tokens_and_change_nothing_but_the_text(star
 
 def test_tokens_of_one_iteration_have_the_same_stamp(start):
     engine = start(preset="b200x8-r1-fp4-min-latency", pace="none", text="stamps")
-    sink = generate(engine, request(max_tokens=100))
+    sink = answered(engine, request(max_tokens=100))
     stamps = [stamps_of(step.text) for step in sink.steps["a"]]
     assert [len(of_step) for of_step in stamps] == [len(step.token_ids) for step in sink.steps["a"]]
     assert all(len(set(of_step)) == 1 for of_step in stamps)
@@ -138,7 +128,7 @@ def dictating(answer, **sampling):
 
 def test_a_prompt_may_dictate_its_answer(start):
     engine = start(text="dictated")
-    sink = generate(engine, dictating(DICTATED, max_tokens=200))
+    sink = answered(engine, dictating(DICTATED, max_tokens=200))
     assert sink.text("a") == DICTATED
     assert sink.last("a").finish_reason == "stop"
     assert sink.token_ids("a")[-1] == EOS_ID
@@ -159,7 +149,7 @@ ENDINGS = [  # of dictated answers
 def test_a_dictated_answer_ends_as_others_do(start):
     engine = start(text="dictated")
     for answer, sampling, text, reason in ENDINGS:
-        sink = generate(engine, dictating(answer, **sampling))
+        sink = answered(engine, dictating(answer, **sampling))
         assert (sink.text("a"), sink.last("a").finish_reason) == (text, reason)
 
 
@@ -173,7 +163,7 @@ def test_without_a_dictation_there_is_filler_text(start):
 @pytest.mark.parametrize("preset", [None, "b200x8-r1-fp4-min-latency"])
 def test_a_prompt_that_ends_in_a_tag_gets_a_third_of_reasoning(start, preset):
     engine = start(preset=preset, pace="none")
-    sink = generate(engine, request(prompt="Why?<think>\n", max_tokens=60))
+    sink = answered(engine, request(prompt="Why?<think>\n", max_tokens=60))
     assert [place for place, token_id in enumerate(sink.token_ids("a")) if token_id == CLOSING_ID] == [20]
     assert sink.text("a").count("</think>") == 1
     assert sink.text("a") == "".join(VOCABULARY[token_id] for token_id in sink.token_ids("a"))
@@ -218,7 +208,7 @@ def assert_consistent(token, count):
 def test_logprobs_are_consistent(start, preset):
     engine = start(preset=preset, pace="none", eos_after=150)
     for count, sampling in itertools.product((0, 1, 20), ({}, {"temperature": 0.6, "seed": 1})):
-        sink = generate(engine, request(max_tokens=200, logprobs=count, **sampling))
+        sink = answered(engine, request(max_tokens=200, logprobs=count, **sampling))
         assert all(len(step.logprobs) == len(step.token_ids) for step in sink.steps["a"])
         assert [token[0].token_id for token in all_logprobs(sink)] == sink.token_ids("a")
         for token in all_logprobs(sink):
@@ -229,18 +219,18 @@ def test_logprobs_are_consistent(start, preset):
 
 def test_logprobs_are_the_same_each_time_and_in_bursts(start):
     plain, again = start(), start(preset="b200x8-r1-fp4-min-latency", pace="none")
-    sinks = [generate(engine, request(temperature=0.6, seed=3, logprobs=5)) for engine in (plain, again)]
+    sinks = [answered(engine, request(temperature=0.6, seed=3, logprobs=5)) for engine in (plain, again)]
     assert all_logprobs(sinks[0]) == all_logprobs(sinks[1])
-    sink = generate(plain, request(max_tokens=200, temperature=1.0, top_k=2, logprobs=0))
+    sink = answered(plain, request(max_tokens=200, temperature=1.0, top_k=2, logprobs=0))
     assert {token[0].rank for token in all_logprobs(sink)} == {1, 2}, "no rank is beyond top_k"
-    for step in generate(plain, request()).steps["a"]:
+    for step in answered(plain, request()).steps["a"]:
         assert (step.logprobs, step.prompt_logprobs, step.perf_metrics, step.num_cached_tokens) == ((), (), None, 0)
 
 
 def test_prompt_logprobs_come_with_the_first_step_and_name_the_prompt(start):
     engine = start()
     for prompt in ({"prompt": "Why is the sky blue?"}, {"prompt_token_ids": (0, 5, 6, 7, 8, 9, 10)}):
-        sink = generate(engine, request(**prompt, prompt_logprobs=2))
+        sink = answered(engine, request(**prompt, prompt_logprobs=2))
         nothing, *tokens = sink.steps["a"][0].prompt_logprobs
         assert nothing is None
         assert len(tokens) == sink.steps["a"][0].num_input_tokens - 1
@@ -248,11 +238,11 @@ def test_prompt_logprobs_come_with_the_first_step_and_name_the_prompt(start):
             assert_consistent(token, 2)
         assert not any(step.prompt_logprobs for step in sink.steps["a"][1:])
         assert not all_logprobs(sink)
-    (step, *_) = generate(engine, request(prompt="Why me 天?", prompt_logprobs=0)).steps["a"]
+    (step, *_) = answered(engine, request(prompt="Why me 天?", prompt_logprobs=0)).steps["a"]
     assert [token[0].text for token in step.prompt_logprobs[1:]] == ["Why", " me", " ", "天", "?"]
-    (step, *_) = generate(engine, request(prompt_token_ids=(0, 5, 128_000), prompt_logprobs=0)).steps["a"]
+    (step, *_) = answered(engine, request(prompt_token_ids=(0, 5, 128_000), prompt_logprobs=0)).steps["a"]
     assert [token[0].text for token in step.prompt_logprobs[1:]] == [VOCABULARY[5], "\N{REPLACEMENT CHARACTER}"]
-    (step, *_) = generate(engine, request(prompt="a b c", truncate_prompt_tokens=2, prompt_logprobs=0)).steps["a"]
+    (step, *_) = answered(engine, request(prompt="a b c", truncate_prompt_tokens=2, prompt_logprobs=0)).steps["a"]
     assert [token and token[0].text for token in step.prompt_logprobs] == [None, " c"]
 
 
@@ -265,11 +255,11 @@ EOS_AFTER_5 = [  # the request's fields, number of tokens, finish reason
 
 
 def test_an_answer_ends_with_eos_or_at_max_tokens(start):
-    sink = generate(start(), request(max_tokens=20))
+    sink = answered(start(), request(max_tokens=20))
     assert (len(sink.token_ids("a")), sink.last("a").finish_reason) == (20, "length")
     engine = start(eos_after=5)
     for sampling, num_tokens, finish_reason in EOS_AFTER_5:
-        sink = generate(engine, request(**sampling))
+        sink = answered(engine, request(**sampling))
         assert len(sink.token_ids("a")) == num_tokens
         assert (sink.last("a").finish_reason, sink.last("a").stop_reason) == (finish_reason, None)
 
@@ -281,19 +271,19 @@ def test_the_end_token_is_shown_on_request(start):
 
 def test_the_end_token_takes_the_place_of_a_stop_token_and_min_tokens_delay_both(start):
     engine = start()
-    ids = generate(engine, request()).token_ids("a")
+    ids = answered(engine, request()).token_ids("a")
     where = ids.index(ids[6])
-    sink = generate(start(eos_after=where + 1), request(stop_token_ids=(ids[6],)))
+    sink = answered(start(eos_after=where + 1), request(stop_token_ids=(ids[6],)))
     assert sink.token_ids("a") == [*ids[:where], EOS_ID]
     assert sink.last("a").stop_reason is None
-    assert len(generate(engine, request(stop_token_ids=(ids[0],), min_tokens=1)).token_ids("a")) > 1
+    assert len(answered(engine, request(stop_token_ids=(ids[0],), min_tokens=1)).token_ids("a")) > 1
 
 
 def test_prompt_and_answer_share_the_room_of_the_kv_cache(start):
     engine = start(kv_cache_tokens=70, tokens_per_block=32)
     assert engine.capabilities.max_seq_len == 64
-    assert len(generate(engine, request(max_tokens=1000)).token_ids("a")) == 64 - 7
-    error = generate(engine, request(prompt="天" * 64)).last("a").error
+    assert len(answered(engine, request(max_tokens=1000)).token_ids("a")) == 64 - 7
+    error = answered(engine, request(prompt="天" * 64)).last("a").error
     assert "65 tokens and at most 63 fit" in str(error)
 
 
@@ -328,7 +318,7 @@ def test_waiting_requests_start_by_priority_then_by_arrival(start):
 
 
 def test_perf_metrics_count_blocks(start):
-    metrics = generate(start(), request(max_tokens=60, return_perf_metrics=True)).last("a").perf_metrics
+    metrics = answered(start(), request(max_tokens=60, return_perf_metrics=True)).last("a").perf_metrics
     assert metrics.arrival_time_ns <= metrics.first_scheduled_time_ns <= metrics.first_token_time_ns
     assert metrics.first_token_time_ns < metrics.last_token_time_ns
     assert (metrics.kv_cache_alloc_total_blocks, metrics.kv_cache_alloc_new_blocks) == (3, 3)  # 7 and 60 tokens, by 32
@@ -339,7 +329,7 @@ def test_perf_metrics_count_blocks(start):
 def test_the_drafts_of_the_requests_are_those_of_the_engine(start):
     engine = start(preset="b200x8-r1-fp4-min-latency", pace="none", max_batch_size=2)
     names = [str(number) for number in range(5)]
-    sink = generate(engine, *(request(name, max_tokens=283, return_perf_metrics=True) for name in names))
+    sink = answered(engine, *(request(name, max_tokens=283, return_perf_metrics=True) for name in names))
     metrics = [sink.last(name).perf_metrics for name in names]
     assert [one.total_draft_tokens for one in metrics] == [300] * 5
     assert all(one.acceptance_rate == pytest.approx(1.82 / 3, abs=0.01) for one in metrics)
@@ -376,15 +366,15 @@ def test_every_request_ends_once_with_the_text_it_has_alone(requests, pauses, pr
     for one, (*_, abort) in zip(todo, requests, strict=True):
         if abort is not None:
             actions.insert(actions.index(("submit", one)) + abort, ("abort", one))
-    submitted = set()
+    known = set()
 
     def act():
         count = pauses[len(sink.calls) % len(pauses)]
-        while actions and (count > 0 or all(sink.is_done(name) for name in submitted)):
+        while actions and (count > 0 or all(map(sink.is_done, known))):
             action, one = actions.pop(0)
             count -= 1
             if action == "submit":
-                submitted.add(one.request_id)
+                known.add(one.request_id)
                 engine.submit(one, sink)
             else:
                 engine.abort(one.request_id)
@@ -422,11 +412,8 @@ def test_a_stop_between_two_looks_at_the_inbox_is_seen():
 
 
 def text_alone(one):
-    engine = SimulatedEngine(BackendConfig(engine_options={"max_seq_len": 96}))
-    engine.start()
-    text = generate(engine, one).text(one.request_id)
-    engine.stop()
-    return text
+    with driven(BackendConfig(engine="simulated", engine_options={"max_seq_len": 96})) as driver:
+        return answered(driver.engine, one).text(one.request_id)
 
 
 def test_stats_and_what_is_kept(start):
@@ -467,9 +454,9 @@ def test_an_engine_starts_once():
 
 
 def test_fail_after_ends_every_open_request(start):
-    assert generate(start(fail_after=20), request(max_tokens=20)).last("a").finish_reason == "length"  # before that
+    assert answered(start(fail_after=20), request(max_tokens=20)).last("a").finish_reason == "length"  # before that
     engine = start(fail_after=30, max_batch_size=2)
-    sink = generate(engine, *(request(name, max_tokens=ENDLESS) for name in "abc"))
+    sink = answered(engine, *(request(name, max_tokens=ENDLESS) for name in "abc"))
     assert {type(step.error) for step in sink.wait(*"abc")} == {UnavailableError}
     assert 30 <= sum(len(sink.token_ids(name)) for name in "abc") <= 31
     assert "fail_after" in engine.health().reason
@@ -551,7 +538,7 @@ def test_a_fault_of_the_engine_itself_answers_every_request_once(start, monkeypa
 
 def test_faults_end_an_engine_once(start):
     engine = start(hang_after=50, fail_after=30, crash_after=40)
-    assert "fail_after" in str(generate(engine, request(max_tokens=ENDLESS)).last("a").error)
+    assert "fail_after" in str(answered(engine, request(max_tokens=ENDLESS)).last("a").error)
     assert engine._thread.is_alive()
     engine = start(crash_after=30)
     sink = endless(engine, "a", num_tokens=30)
@@ -563,7 +550,7 @@ def test_faults_end_an_engine_once(start):
 
 def test_the_clock_of_the_model_runs_without_sleeping(start):
     engine = start()
-    generate(engine, request(max_tokens=1000))
+    answered(engine, request(max_tokens=1000))
     assert engine.stats().extra["iterations"] == 1000
     assert engine.stats().extra["simulated_s"] == pytest.approx(1000 * NEUTRAL_STEP_S)
     assert start(load_seconds=0.02).load_seconds["load"] >= 0.02
@@ -594,7 +581,7 @@ def test_a_late_wake_up_shortens_the_next_sleep(start, clock):
     engine = start(pace="real")
     clock.attach(engine)
     clock.stalls = (0.003, 0.025)
-    generate(engine, request(max_tokens=6))
+    answered(engine, request(max_tokens=6))
     assert clock.slept == pytest.approx([0.010, 0.007, 0.0, 0.0, 0.005, 0.010])
     assert clock.now == pytest.approx(1000.06)
     assert engine.stats().extra["late_s"] == 0
@@ -604,13 +591,13 @@ def test_speed_divides_every_duration_and_of_a_long_stall_one_second_is_caught_u
     engine = start(pace="real", speed=4.0)
     clock.attach(engine)
     for _ in range(2):
-        generate(engine, request(max_tokens=2))
+        answered(engine, request(max_tokens=2))
         clock.now += 50  # idle time is not caught up
     assert clock.slept == pytest.approx([0.0025] * 4)
     engine, clock.now = start(pace="real"), 1000.0
     clock.attach(engine)
     clock.stalls = (30.0,)
-    generate(engine, request(max_tokens=200))
+    answered(engine, request(max_tokens=200))
     assert clock.now == pytest.approx(1000 + 30 + 200 * NEUTRAL_STEP_S - 1, abs=2 * NEUTRAL_STEP_S)
     assert engine.stats().extra["late_s"] == pytest.approx(29, abs=2 * NEUTRAL_STEP_S)
 
@@ -629,7 +616,7 @@ def test_every_preset_serves_and_options_override_it(start):
         engine = start(preset=name, pace="none")
         deployment = PRESETS[name].deployment
         assert engine.stats().kv_blocks_total == deployment.num_ranks * (deployment.kv_cache_tokens // 32)
-        sink = generate(engine, *(request(str(number), max_tokens=50) for number in range(20)))
+        sink = answered(engine, *(request(str(number), max_tokens=50) for number in range(20)))
         assert all(len(sink.token_ids(str(number))) == 50 for number in range(20))
     engine = start(preset="h200x8-r1-fp8-max-throughput", pace="none", kv_cache_tokens=640, tokens_per_block=64)
     assert engine.stats().kv_blocks_total == 8 * 10

@@ -19,7 +19,7 @@ from deepseek_backend.engines.generate_request import read_handover
 from deepseek_backend.engines.simulated.kv_transfer import GONE, GREETING, read_ticket
 from deepseek_backend.engines.simulated.presets import H200, DeploymentModel
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
-from support.engine_driver import StepLog, make_request
+from support.engine_driver import StepLog, make_request, submitted
 from support.waiting import wait_for
 
 ENDLESS = 100_000
@@ -34,12 +34,6 @@ def request(prompt="Why is the sky blue?", *, max_tokens=20, **fields):
     return dataclasses.replace(make_request(str(next(numbers)), max_tokens=max_tokens, **fields), prompt=prompt)
 
 
-def submit(engine, one):
-    sink = StepLog()
-    engine.submit(one, sink)
-    return sink
-
-
 def ended(sink):
     """Wait for the end of the only request; return text, token ids, reasons and prompt length, and its last step."""
     wait_for(lambda: sink.calls)
@@ -49,12 +43,12 @@ def ended(sink):
 
 
 def answer(engine, one):
-    return ended(submit(engine, one))[0]
+    return ended(submitted(engine, one))[0]
 
 
 def handed_over(engine, one):
     """Run a context phase; return its handover as the generation server reads it."""
-    step = ended(submit(engine, one))[1]
+    step = ended(submitted(engine, one))[1]
     assert step.error is None
     return read_handover(step.handover.to_json().decode())
 
@@ -65,7 +59,7 @@ def context(engine, *prompt, **fields):
 
 def fetching(one, two):
     """Go on from a context of `one` on `two`; return sink and request when the first token is there."""
-    sink = submit(two, leg := generation(context(one)))
+    sink = submitted(two, leg := generation(context(one)))
     sink.wait_for(lambda: sink.steps[leg.request_id])
     return sink, leg
 
@@ -138,7 +132,7 @@ def test_the_context_holds_its_blocks_until_they_are_fetched(start):
 def test_a_prompt_waits_for_blocks_that_are_held(start):
     one, two = start(max_seq_len=16, kv_cache_tokens=16, tokens_per_block=4, pace="real"), start()
     held = [context(one), context(one)]  # two blocks each
-    third = submit(one, request(request_type="context_only"))
+    third = submitted(one, request(request_type="context_only"))
     wait_for(lambda: one.stats().num_waiting)
     iterations = one.stats().extra["iterations"]
     answer(two, generation(held[0]))
@@ -160,7 +154,7 @@ def test_transfers_hold_nobody_up_and_no_first_token(start):
     assert one.stats().extra["held_contexts"] == 1
     # A request that waits for its KV cache has a place in the batch; the others go on.
     one, two = start(), start(pace="real", speed=100, kv_transfer_gbps=SLOW)
-    submit(two, generation(context(one)))
+    submitted(two, generation(context(one)))
     assert answer(two, request()) == answer(one, request())
     assert two.stats().num_running == 1
 
@@ -168,7 +162,7 @@ def test_transfers_hold_nobody_up_and_no_first_token(start):
 def test_a_request_that_waits_for_a_place_has_its_first_token(start):
     one, two = start(), start(max_batch_size=1, pace="real")
     running = request(max_tokens=ENDLESS)
-    submit(two, running)
+    submitted(two, running)
     wait_for(lambda: two.stats().num_running)
     sink, _ = fetching(one, two)
     assert (two.stats().num_waiting, one.stats().extra["held_contexts"]) == (1, 1)
@@ -226,8 +220,8 @@ def test_a_kv_cache_that_has_gone_leaves_no_timer(start, is_fetched):
 @pytest.mark.parametrize("end", [SimulatedEngine.abort, SimulatedEngine.drop])
 def test_an_aborted_or_dropped_context_phase_holds_nothing(start, end):
     engine = start(pace="real", max_batch_size=1)
-    submit(engine, running := request(max_tokens=ENDLESS))
-    sink = submit(engine, one := request(request_type="context_only"))
+    submitted(engine, running := request(max_tokens=ENDLESS))
+    sink = submitted(engine, one := request(request_type="context_only"))
     end(engine, one.request_id)
     step = ended(sink)[1]
     assert (step.finish_reason, step.handover) == ("cancelled", None)
@@ -242,7 +236,7 @@ def test_a_handover_that_nobody_gets_is_dropped(start):
     handover = handed_over(engine, first)
     engine.drop(first.request_id)
     assert_free(engine)
-    lost(submit(other, generation(handover)))
+    lost(submitted(other, generation(handover)))
     handover = handed_over(engine, second)
     engine.drop(first.request_id)
     assert answer(other, generation(handover)) == whole
@@ -255,7 +249,7 @@ def test_a_drop_leaves_a_transfer_alone(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=0.05)
     whole = answer(one, request())
     first = request(request_type="context_only")
-    sink = submit(two, generation(handed_over(one, first)))
+    sink = submitted(two, generation(handed_over(one, first)))
     wait_for(lambda: any(cache.writer for cache in one._transfers._held.values()))
     one.drop(first.request_id)
     assert ended(sink)[0] == whole
@@ -265,7 +259,7 @@ def test_a_drop_leaves_a_transfer_alone(start):
 @pytest.mark.parametrize("max_batch_size", [1, 2], ids=["waiting", "during the transfer"])
 def test_a_generation_engine_that_stops_frees_the_context(start, max_batch_size):
     one, two = start(), start(max_batch_size=max_batch_size, pace="real", kv_transfer_gbps=SLOW)
-    submit(two, request(max_tokens=ENDLESS))
+    submitted(two, request(max_tokens=ENDLESS))
     wait_for(lambda: two.stats().num_running)
     sink, _ = fetching(one, two)
     two.stop()
@@ -283,12 +277,12 @@ def test_a_kv_cache_is_fetched_once_and_left_by_who_is_refused(start):
     one, two = start(), start()
     handover = context(one)
     whole = answer(two, generation(handover))
-    assert "it was fetched already" in lost(submit(two, generation(handover)))
+    assert "it was fetched already" in lost(submitted(two, generation(handover)))
     assert answer(two, dataclasses.replace(generation(handover), request_type="context_and_generation")) == whole
     assert_free(one, two)
     one, two, other = start(), start(max_seq_len=4), start()
     handover = context(one)
-    assert ended(submit(two, generation(handover)))[1].error.code is ErrorCode.PROMPT_TOO_LONG
+    assert ended(submitted(two, generation(handover)))[1].error.code is ErrorCode.PROMPT_TOO_LONG
     assert is_free(two)
     answer(other, generation(handover))
     assert_free(one, other)
@@ -298,10 +292,10 @@ def test_contexts_and_transfers_that_take_too_long_are_ended(start):
     one, two = start(kv_transfer_timeout_ms=1), start()
     handover = context(one)
     assert_free(one)
-    assert "kv_transfer_timeout_ms" in lost(submit(two, generation(handover)))
+    assert "kv_transfer_timeout_ms" in lost(submitted(two, generation(handover)))
     assert_free(two)
     one, two = start(kv_transfer_timeout_ms=200), start(pace="real", kv_transfer_gbps=SLOW)
-    sink = submit(two, generation(context(one)))
+    sink = submitted(two, generation(context(one)))
     lost(sink)
     assert_free(one, two)
 
@@ -311,12 +305,12 @@ def test_a_context_engine_that_ends_breaks_its_transfers(start, ending):
     one = start(**({} if ending == "stop" else {ending: 3}))
     two = start(pace="real", kv_transfer_gbps=SLOW)
     handovers = [context(one), context(one)]
-    sink = submit(two, generation(handovers[0]))
+    sink = submitted(two, generation(handovers[0]))
     wait_for(lambda: two.stats().num_running)
     wait_for(lambda: any(cache.writer for cache in one._transfers._held.values()))
-    one.stop() if ending == "stop" else submit(one, request())
+    one.stop() if ending == "stop" else submitted(one, request())
     assert "closed during the transfer" in lost(sink)
-    assert "can't be reached" in lost(submit(two, generation(handovers[1])))
+    assert "can't be reached" in lost(submitted(two, generation(handovers[1])))
     one.stop()
     assert_free(one, two)
 
@@ -337,7 +331,7 @@ def test_engines_leave_no_thread_and_no_port(start):
 
 def test_an_address_of_no_host_here_is_told(start):
     engine = start(transfer_host="192.0.2.1")
-    step = ended(submit(engine, request(request_type="context_only")))[1]
+    step = ended(submitted(engine, request(request_type="context_only")))[1]
     assert "transfer_host: can't listen on 192.0.2.1" in str(step.error)
     assert_free(engine)
 
@@ -378,18 +372,18 @@ def test_damaged_tickets_and_hosts_are_refused(start):
     damaged = [dataclasses.replace(handover, opaque_state=state) for state in (b"", b"\xff{", b"[" * 100_000)]
     changes = ({"port": 0}, {"key": "x\r\n" * 8}, {"host": None}, {"script": {"start": "1"}})
     for ticket in [*damaged, *(_state(handover, **change) for change in changes)]:
-        error = ended(submit(two, generation(ticket)))[1].error
+        error = ended(submitted(two, generation(ticket)))[1].error
         assert error.code is ErrorCode.INVALID_ARGUMENT
         assert "opaque_state" in str(error)
     for host in ("x" * 300, "nobody.invalid", "a\0b"):
-        assert "can't be reached" in lost(submit(two, generation(_state(handover, host=host))))
+        assert "can't be reached" in lost(submitted(two, generation(_state(handover, host=host))))
 
 
 @pytest.mark.parametrize("change", [{"first_gen_tokens": (5, 6)}, {"ended": True}])
 def test_another_beginning_is_refused(start, change):
     one, two = start(), start()
     handover = context(one)
-    error = ended(submit(two, generation(dataclasses.replace(handover, **change))))[1].error
+    error = ended(submitted(two, generation(dataclasses.replace(handover, **change))))[1].error
     assert "here the answer begins otherwise" in str(error)
     answer(two, generation(handover))
     assert_free(one, two)
@@ -423,7 +417,7 @@ def test_whatever_is_aborted_nothing_is_held(requests, pace):
             aborted = second.pop(leg.request_id)
             if (handover := contexts.last(leg.request_id).handover) is not None:
                 follower = generation(handover, leg.prompt, max_tokens=leg.max_tokens)
-                generations.append((submit(two, follower), follower.request_id))
+                generations.append((submitted(two, follower), follower.request_id))
                 if aborted:
                     two.abort(follower.request_id)
 

@@ -4,10 +4,9 @@ import threading
 from contextlib import ExitStack, contextmanager
 
 from deepseek_backend.config import parse_config
-from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_triton_build.catalog import load_release
 from standin.loading import standin
-from support.engine_driver import EngineDriver
+from support.engine_driver import EngineDriver, driven
 
 WAIT_S = 60.0
 """Time limit of a wait; only a failing test reaches it."""
@@ -59,9 +58,6 @@ def engines(folder):
             stack.enter_context(standin(other))
             document = {"model": "somewhere/R1", "max_seq_len": 4096, "enable_chunked_prefill": True, **llm_args}
             document["triton_config"] = {"engine_options": options or {}}
-            engine = TensorRTLLMEngine(parse_config(document, version_dir=version_dir))
-            stack.callback(engine.stop)
-            engine.start()
-            return Harness(engine)
+            return stack.enter_context(driven(parse_config(document, version_dir=version_dir), Harness))
 
         yield make

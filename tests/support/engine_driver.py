@@ -117,6 +117,21 @@ class StepLog:
         return self.steps[name].token_ids
 
 
+def submitted(engine, *requests, **rules):
+    """Submit the requests, and return their sink, which has these rules of its own."""
+    sink = StepLog(**rules)
+    for request in requests:
+        engine.submit(request, sink)
+    return sink
+
+
+def answered(engine, *requests, **rules):
+    """Do the same, and return the sink when all have had their last step."""
+    sink = submitted(engine, *requests, **rules)
+    sink.wait(*(request.request_id for request in requests))
+    return sink
+
+
 def make_request(name, prompt="", *, max_tokens, **fields):
     """Return a request with fields of its own and sampling fields. Token ids take the place of the prompt."""
     own = {key: fields.pop(key) for key in OWN_FIELDS & fields.keys()}
@@ -179,11 +194,11 @@ class EngineDriver:
 
 
 @contextmanager
-def driven(config):
+def driven(config, kind=EngineDriver):
     """Start the engine of a BackendConfig, and stop it in the end."""
     engine = create_engine(config)
     engine.start()
     try:
-        yield EngineDriver(engine)
+        yield kind(engine)
     finally:
         engine.stop()

@@ -19,9 +19,8 @@ import yaml
 from tokenizers import Tokenizer
 
 from deepseek_backend.config import parse_config
-from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_triton_build.data.vllm import load_vllm
-from support.engine_driver import EngineDriver
+from support.engine_driver import EngineDriver, driven
 from support.random_checkpoint import build_tokenizer
 from support.waiting import wait_for
 
@@ -381,9 +380,5 @@ def faked_engine(folder, monkeypatch, *, version="0.24.0", installed=None, publi
         text = text.replace('"vllm.v1.engine:EngineCoreOutput": [', '"vllm.v1.engine:EngineCoreOutput": [other, ')
     (folder / "release.yaml").write_text(text, encoding="utf-8")
     document = {"model": "m", **llm_args, "triton_config": {"engine": "vllm", "engine_options": dict(options or {})}}
-    engine = VllmEngine(parse_config(document, version_dir=folder))
-    engine.start()
-    try:
-        yield FakedEngine(engine)
-    finally:
-        engine.stop()
+    with driven(parse_config(document, version_dir=folder), FakedEngine) as faked:
+        yield faked

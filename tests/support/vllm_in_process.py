@@ -4,30 +4,22 @@ from contextlib import contextmanager
 from functools import partial
 
 from deepseek_backend.config import parse_config
-from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_triton_build import model_repository
 from deepseek_triton_build.data.vllm import load_vllm
-from support.engine_driver import StepLog as AnyStepLog
-from support.engine_driver import make_request
+from support import engine_driver
+from support.engine_driver import driven, make_request
 from support.vllm_arguments import COMMON_ARGUMENTS, installed_version, reference_arguments
 
 TINY = model_repository() / "tensorrt_llm/1/tiny"
 
 
-StepLog = partial(AnyStepLog, one_step_a_call=True)
+StepLog = partial(engine_driver.StepLog, one_step_a_call=True)
+submitted = partial(engine_driver.submitted, one_step_a_call=True)
+answered = partial(engine_driver.answered, one_step_a_call=True)
 
 
 def a_request(name, prompt="The capital of France is", max_tokens=40, **fields):
     return make_request(name, prompt, max_tokens=max_tokens, **fields)
-
-
-def answered(engine, *requests):
-    """Submit the requests, and return their steps when all have had their last."""
-    log = StepLog()
-    for request in requests:
-        engine.submit(request, log)
-    log.wait(*(request.request_id for request in requests))
-    return log
 
 
 @contextmanager
@@ -43,9 +35,5 @@ def running_engine(folder, *, model=TINY, release=None, **arguments):
         **arguments,
         "triton_config": {"engine": "vllm", **ours},
     }
-    engine = VllmEngine(parse_config(document, version_dir=folder))
-    try:
-        engine.start()
-        yield engine
-    finally:
-        engine.stop()
+    with driven(parse_config(document, version_dir=folder)) as driver:
+        yield driver.engine

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from deepseek_backend.config import parse_config
-from deepseek_backend.engines.reference import ReferenceEngine
 from deepseek_triton_build.data.vllm import load_vllm
+from support.engine_driver import driven
 from support.vllm_arguments import installed_version
 from support.vllm_in_process import TINY, running_engine
 
@@ -47,7 +47,5 @@ def public_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def reference_engine() -> Iterator[Any]:
     document = {"model": str(TINY), "triton_config": {"engine": "reference"}}
-    engine = ReferenceEngine(parse_config(document, version_dir=Path()))
-    engine.start()
-    yield engine
-    engine.stop()
+    with driven(parse_config(document, version_dir=Path())) as driver:
+        yield driver.engine

@@ -122,10 +122,7 @@ def test_logprobs_are_those_of_the_reference_engine(
         first, its_first = ours.steps[prompt][0], expected.steps[prompt][0]
         _compare(first.prompt_logprobs, its_first.prompt_logprobs)
         assert not any(step.prompt_logprobs for step in ours.steps[prompt][1:])
-        _compare(
-            [row for step in ours.steps[prompt] for row in step.logprobs],
-            [row for step in expected.steps[prompt] for row in step.logprobs],
-        )
+        _compare(ours.steps[prompt].logprobs, expected.steps[prompt].logprobs)
 
 
 def _compare(ours: Any, expected: Any) -> None:
@@ -253,7 +250,7 @@ def test_an_answer_in_one_step_is_the_same(engine: Any) -> None:
     assert len(log.steps["whole"]) == 1
     assert log.text("whole") == log.text("steps")
     assert log.token_ids("whole") == log.token_ids("steps")
-    assert log.steps["whole"][0].logprobs == [row for step in log.steps["steps"] for row in step.logprobs]
+    assert log.steps["whole"][0].logprobs == log.steps["steps"].logprobs
 
 
 def test_an_abort_ends_with_the_text_so_far(engine: Any) -> None:

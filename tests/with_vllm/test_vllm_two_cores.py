@@ -13,7 +13,7 @@ import pytest
 
 from deepseek_backend.errors import UnavailableError
 from support.vllm_arguments import filler_arguments
-from support.vllm_in_process import StepLog, a_request, answered, running_engine
+from support.vllm_in_process import a_request, answered, running_engine, submitted
 
 
 def all_cores() -> set[int]:
@@ -47,12 +47,10 @@ def test_both_ranks_answer(two_cores: Any) -> None:
 
 
 def test_the_higher_priority_goes_first(two_cores: Any) -> None:
-    log = StepLog()
     names = ["first", "second", *(f"low {i}" for i in range(4)), *(f"high {i}" for i in range(4))]
-    for name in names:
-        request = a_request(name, max_tokens=10, ignore_eos=True, priority=5 if name.startswith("high") else 0)
-        two_cores.submit(request, log)
-    log.wait(*names)
+    fields = {"max_tokens": 10, "ignore_eos": True}
+    requests = [a_request(name, priority=5 if name.startswith("high") else 0, **fields) for name in names]
+    log = answered(two_cores, *requests)
 
     order = [name for call in log.calls for name, step in call if step.finish_reason]
     places = {kind: [i for i, name in enumerate(order) if name.startswith(kind)] for kind in ("high", "low")}
@@ -60,10 +58,8 @@ def test_the_higher_priority_goes_first(two_cores: Any) -> None:
 
 
 def test_requests_wait_for_a_place(two_cores: Any) -> None:
-    log = StepLog()
     names = [f"long {i}" for i in range(5)]
-    for name in names:
-        two_cores.submit(a_request(name, max_tokens=4000, ignore_eos=True), log)
+    log = submitted(two_cores, *(a_request(name, max_tokens=4000, ignore_eos=True) for name in names))
     while len({name for call in list(log.calls) for name, _ in call}) < 2:
         time.sleep(0.05)
 
@@ -77,10 +73,8 @@ def test_requests_wait_for_a_place(two_cores: Any) -> None:
 
 def test_all_is_answered_when_one_core_is_killed(two_cores: Any) -> None:
     """The last test of this engine."""
-    log = StepLog()
     names = [f"open {i}" for i in range(5)]
-    for name in names:
-        two_cores.submit(a_request(name, max_tokens=4000, ignore_eos=True), log)
+    log = submitted(two_cores, *(a_request(name, max_tokens=4000, ignore_eos=True) for name in names))
     while not log.calls:
         time.sleep(0.05)
     assert two_cores.health().alive
