@@ -261,6 +261,10 @@ _PERCENTILES = {name: name for name in ("p50", "p90", "p95", "p99")}
 # Their names of statistics, and ours.
 _SERVING_STATISTICS = {"mean": "mean", "median": "p50", "std": "std", **_PERCENTILES}
 _TRTLLM_STATISTICS = {"minimum": "min", "maximum": "max", "average": "mean", **_PERCENTILES}
+_CALLED_ALIKE = (
+    *("completed", "total_input_tokens", "total_output_tokens", "request_throughput", "output_throughput"),
+    *("total_token_throughput", "user_throughput"),
+)
 _ENGINE = ("model", "model_path", "engine_dir", "version", "backend", "dtype", "kv_cache_dtype", "quantization")
 _WORLD = (
     *("tp_size", "pp_size", "ep_size", "world_size", "max_batch_size", "max_num_tokens"),
@@ -281,16 +285,10 @@ def serving_document(result: BenchResult, load: LoadPoint, figures: Figures) -> 
         "burstiness": load.burstiness,
         "max_concurrency": load.concurrency,
         "duration": figures.duration_s,
-        "completed": figures.completed,
         "failed": figures.failed + figures.cancelled,
-        "total_input_tokens": figures.total_input_tokens,
-        "total_output_tokens": figures.total_output_tokens,
-        "request_throughput": figures.request_throughput,
         "request_goodput": figures.goodput,
         "request_goodput:": figures.goodput,  # benchmark_serving's key does end in a colon
-        "output_throughput": figures.output_throughput,
-        "total_token_throughput": figures.total_token_throughput,
-        "user_throughput": figures.user_throughput,
+        **{name: getattr(figures, name) for name in _CALLED_ALIKE},
         "max_output_tokens_per_s": figures.peak_output_throughput,
         "max_concurrent_requests": figures.peak_concurrency,
     }

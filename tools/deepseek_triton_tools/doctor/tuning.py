@@ -123,17 +123,10 @@ def read_settings(machine: Machine, expected: Expected) -> tuple[MachineSetting,
         except OSError as problem:
             where = f"{problem.filename}: " if problem.filename else ""
             reading = SettingReading(f"{where}{problem.strerror or problem}", is_as_advised=False)
-        setting = MachineSetting(
-            id=advice.id,
-            title=advice.title,
-            state=state,
-            found=reading.found,
-            advised=reading.advised or advice.advised,
-            reason=advice.reason,
-            source=advice.source,
-            commands=tuple(reading.commands) if state == "differs" else (),
-        )
-        settings.append(setting)
+        commands = tuple(reading.commands) if state == "differs" else ()
+        advised = reading.advised or advice.advised
+        told = {name: getattr(advice, name) for name in ("id", "title", "reason", "source")}
+        settings.append(MachineSetting(state=state, found=reading.found, advised=advised, commands=commands, **told))
     return tuple(settings)
 
 

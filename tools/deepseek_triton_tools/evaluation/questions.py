@@ -125,13 +125,8 @@ class Generation:
             completion = await client.chat(self.content, **self.fields)
         if completion.finish_reason in ("cancelled", "timeout"):
             raise Cancelled(f"the answer is not complete: {completion.finish_reason}")
-        return {
-            "text": completion.text,
-            "reasoning": completion.reasoning,
-            "finish_reason": completion.finish_reason,
-            "num_input_tokens": completion.num_input_tokens,
-            "num_output_tokens": completion.num_output_tokens,
-        }
+        kept = ("text", "reasoning", "finish_reason", "num_input_tokens", "num_output_tokens")
+        return {name: getattr(completion, name) for name in kept}
 
     def answer_in(self, record: Mapping[str, Any]) -> str:
         """Return what counts as the answer: the text after any thought, up to the first string of `until`."""

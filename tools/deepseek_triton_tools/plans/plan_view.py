@@ -18,6 +18,12 @@ SCHEMA = "deepseek-triton/plan/1"
 
 _LENGTHS = ((1024, 1024), (1024, 2048), (8192, 1024), (32768, 4096), (65536, 4096), (131072, 4096))
 """Lengths (input tokens, output tokens) for which concurrency is shown if none is asked for."""
+_LISTS = ("settings", "files", "environment", "unset_environment", "omissions")
+_MEMORY = (
+    *("weights", "kv_cache", "cuda_graphs", "activations", "sampler", "free"),
+    *("kv_bytes_per_token", "kv_tokens"),
+)
+"""Names that the document has as the plan and its budget have them."""
 _LIMITS = {"kv_cache": "KV cache", "prefill": "KV cache for a prompt"}
 
 
@@ -56,22 +62,12 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "workload": dataclasses.asdict(plan.workload),
         "measured": dict(plan.request.measured),
         "layout": dataclasses.asdict(plan.layout),
-        "settings": [dataclasses.asdict(setting) for setting in plan.settings],
-        "files": [dataclasses.asdict(file) for file in plan.files],
-        "environment": [dataclasses.asdict(variable) for variable in plan.environment],
-        "unset_environment": [dataclasses.asdict(variable) for variable in plan.unset_environment],
+        **{name: [dataclasses.asdict(each) for each in getattr(plan, name)] for name in _LISTS},
         "memory": budget
         and {
             "total": budget.memory,
-            "weights": budget.weights,
-            "kv_cache": budget.kv_cache,
-            "cuda_graphs": budget.cuda_graphs,
+            **{name: getattr(budget, name) for name in _MEMORY},
             "cuda_context": budget.context,
-            "activations": budget.activations,
-            "sampler": budget.sampler,
-            "free": budget.free,
-            "kv_bytes_per_token": budget.kv_bytes_per_token,
-            "kv_tokens": budget.kv_tokens,
             "kv_tokens_of_instance": budget.total_kv_tokens,
         },
         "concurrency": [row._asdict() for row in _concurrency(plan)],
@@ -79,7 +75,6 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "host_memory_bytes": plan.host_memory or None,
         "launch": _launch(plan),
         "warnings": [warning_document(warned) for warned in plan.warnings],
-        "omissions": [dataclasses.asdict(omission) for omission in plan.omissions],
     }
 
 
@@ -154,16 +149,8 @@ def _launch(plan: Plan) -> dict[str, Any]:
 
 def warning_document(warned: PlanWarning) -> dict[str, Any]:
     """Return a broken rule for json.dumps."""
-    rule, violation = warned.rule, warned.violation
-    return {
-        "code": rule.code,
-        "severity": rule.severity,
-        "key": violation.key,
-        "message": violation.message,
-        "fix": violation.fix,
-        "source": rule.source,
-        "issue": rule.issue,
-    }
+    of_violation = {name: getattr(warned.violation, name) for name in ("key", "message", "fix")}
+    return {name: getattr(warned.rule, name) for name in ("code", "severity", "source", "issue")} | of_violation
 
 
 _WIDE = 120

@@ -370,9 +370,7 @@ def result_document(result: WarmResult, *, exit_code: int, verbose: bool = False
         # With --hold a signal ends the verb with exit code 0, whatever was warm by then.
         "ok": exit_code == 0 and not result.was_stopped,
         "result": {
-            "total_bytes": progress.total,
-            "done_bytes": progress.done,
-            "found_bytes": progress.found,
+            **{f"{name}_bytes": getattr(progress, name) for name in ("total", "done", "found")},
             "read_bytes": read,
             "read_again_bytes": progress.again,
             "resident_bytes": result.resident,
@@ -380,10 +378,7 @@ def result_document(result: WarmResult, *, exit_code: int, verbose: bool = False
             "num_files_done": progress.num_files_done,
             "elapsed_s": round(progress.elapsed_s, 3),
             "read_bytes_per_s": round(read / progress.elapsed_s) if progress.elapsed_s else None,
-            "was_stopped": result.was_stopped,
-            "gave_up": result.gave_up,
-            "num_verified": result.num_verified,
-            "num_unverified": result.num_unverified,
+            **{name: getattr(result, name) for name in ("was_stopped", "gave_up", "num_verified", "num_unverified")},
             "problems": [asdict(problem) | {"path": str(problem.path)} for problem in progress.problems],
             "stalls": [asdict(stall) | {"path": str(stall.path)} for stall in progress.stalls],
         },
