@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deepseek_triton_build.check.deepseek_v4 import draft_kind, is_v4
     from deepseek_triton_build.check.documents import is_inside, read_bytes, read_yaml
     from deepseek_triton_build.check.finding import CheckedModel, Report, find_code, rules_page
-    from deepseek_triton_build.check.generated_origin import STAMP_FIX, Stamp, read_stamp
+    from deepseek_triton_build.check.generated_origin import STAMP_FIX, Stamp, changed_files, read_stamp
     from deepseek_triton_build.check.model_identity import CheckOptions
     from deepseek_triton_build.check.published_recipe import read_recipe
     from deepseek_triton_build.check.repository_report import check_repository
@@ -36,7 +36,7 @@ _HOMES = {
     "check.deepseek_v4": ("draft_kind", "is_v4"),
     "check.documents": ("is_inside", "read_bytes", "read_yaml"),
     "check.finding": ("CheckedModel", "Report", "find_code", "rules_page"),
-    "check.generated_origin": ("STAMP_FIX", "Stamp", "read_stamp"),
+    "check.generated_origin": ("STAMP_FIX", "Stamp", "changed_files", "read_stamp"),
     "check.model_identity": ("CheckOptions",),
     "check.published_recipe": ("read_recipe",),
     "check.repository_report": ("check_repository",),

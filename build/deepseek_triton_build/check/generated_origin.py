@@ -16,7 +16,7 @@ from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, is_inside, rea
 from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
-from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, is_settings_file, sha256
+from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, is_settings, sha256, unpacked_text
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION
 from deepseek_triton_build.text import first_names, printable_line, safe_name
 
@@ -118,16 +118,23 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
                     code = codes.CHANGED_PROGRAM
                 message = f"{safe_name(name)} was changed since it was generated"
                 fix = f"remove the file, and write the original again: {upgrade}"
+                text = b"\n" if content is None else content  # it is too long to be read
+                fault = _syntax_error(text) if name.endswith(".py") else None
+                original = text if name.endswith(".py") else unpacked_text(stamp.values, name) or b""
+                # Settings that were edited may end so too, with other text.
+                if not text.endswith(b"\n") and original.startswith(text):
+                    code, message = codes.BROKEN, f"{safe_name(name)} is cut: it ends within a line"
+                elif fault is not None:
+                    code, message = codes.BROKEN, f"{safe_name(name)} is not Python: {printable_line(fault.msg)}"
                 if code is codes.CHANGED:
                     fix = f"nothing, if that was meant; {build} writes the original in another folder"
-                fault = _syntax_error(content or b"") if name.endswith(".py") else None
-                if fault is not None:
-                    code, message = codes.BROKEN, f"not Python: {printable_line(fault.msg)}"
+                elif is_settings(name):  # whose absence upgrade takes for the owner's wish
+                    fix = f"put the original back: {build} writes it in another folder"
                 yield code.finding(message, fix, file=file, line=None if fault is None else fault.lineno)
             if name.endswith(".sh") and not os.access(path, os.X_OK):
                 message = f"{safe_name(name)} can't be executed"
                 yield codes.NOT_EXECUTABLE.finding(message, "chmod +x it, or copy the folder with its modes", file=file)
-    for name in filter(is_settings_file, [*gone]):  # whose absence upgrade takes for the owner's wish
+    for name in filter(is_settings, [*gone]):  # whose absence upgrade takes for the owner's wish
         message, fix = f"{safe_name(name)} is gone since the folder was generated", f"put it back: {build}"
         yield codes.MISSING_FILE.finding(message, f"{fix} writes it in another folder", file=gone.pop(name))
     if gone:

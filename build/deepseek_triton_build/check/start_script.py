@@ -130,8 +130,9 @@ def start_problems(
     """
     start = StartScript(script)
     options = _options(start.server)
-    problems = [*_server_problems(start, options), *_supervisor_problems(start), *_rank_problems(start, num_ranks)]
-    problems += [*_disagreements(start, options), *_missing_files(start, options, repository, generated)]
+    problems = [*_server_problems(start, options), *_supervisor_problems(start, generated)]
+    problems += [*_rank_problems(start, num_ranks), *_disagreements(start, options)]
+    problems += _missing_files(start, options, repository, generated)
     for code, line, key, message, fix in problems:
         yield code.finding(message, fix, file=script.file, line=line, key=key)
 
@@ -226,7 +227,7 @@ def _mode_problems(start: StartScript, seen: Mapping[str, _Option]) -> Iterator[
         yield codes.BROKEN_START, load.line, load.name, message, "add --model-control-mode=explicit, or remove it"
 
 
-def _supervisor_problems(start: StartScript) -> Iterator[_Problem]:
+def _supervisor_problems(start: StartScript, generated: Container[str]) -> Iterator[_Problem]:
     """Find what the supervisor refuses, and a script that runs nothing in the end."""
     for name, option in start.supervisor.items():
         value = start.value(option.raw)
@@ -237,9 +238,9 @@ def _supervisor_problems(start: StartScript) -> Iterator[_Problem]:
             near = nearest_name(name, _OF_SUPERVISOR)
             fix = f"did you mean {near}?" if near else "remove it; tritonserver's options stand under server"
             yield codes.WRONG_FLAG, option.line, name, f"{name} is not an option of supervise.py", fix
-    words = [[word.text for word in command] for command in start.script.commands]
-    is_run = any("${start[@]}" in command[:2] and command[0] in ("exec", "${start[@]}") for command in words)
-    if any(array.name == "start" for array in start.arrays) and not is_run:
+    first = [command[0].text for command in start.script.commands]
+    is_ours = start.script.file in generated or any(array.name == "start" for array in start.arrays)
+    if is_ours and not {"exec", "${start[@]}"}.intersection(first) and (start.arrays or not start.server):
         yield codes.BROKEN_START, None, "start", "the script runs nothing", 'end it with exec "${start[@]}"'
 
 

@@ -12,7 +12,7 @@ from deepseek_triton_build.render.folder_writer import manifests_of, read_manife
 from deepseek_triton_build.render.merge import Keep, MergeConflict, merge_texts
 from deepseek_triton_build.render.owner_edits import describe, present_paths, recorded_checksums
 from deepseek_triton_build.render.repository_files import File
-from deepseek_triton_build.render.stamp import MANIFEST, is_settings_file, sha256, unpacked_text
+from deepseek_triton_build.render.stamp import MANIFEST, is_settings, sha256, unpacked_text
 from deepseek_triton_build.text import first_names
 
 _LARGEST = 64 * 2**20
@@ -137,14 +137,14 @@ def _upgraded(
     )
     if now is not None and present == now:
         return replace(file, fate="same")
-    if path is None and not (checksum and is_settings_file(name)):
+    if path is None and not (checksum and is_settings(name)):
         return replace(file, fate="restored" if checksum else "added")
     is_untouched = present is not None and sha256(_unix_lines(present)) == checksum
     if is_untouched or PurePosixPath(name).name == MANIFEST:
         return replace(file, fate="removed" if now is None else "replaced")
-    if now is None or (is_settled and (present is None or not is_settings_file(name))):
+    if now is None or (is_settled and (present is None or not is_settings(name))):
         return replace(file, fate="kept", result=present)
-    if present is not None and base is not None and is_settings_file(name):
+    if present is not None and base is not None and is_settings(name):
         merged = None
         with contextlib.suppress(UnicodeDecodeError):
             merged = merge_texts(name, base.decode(), _unix_lines(present).decode(), now.decode(), keep)
@@ -166,7 +166,7 @@ def _why(file: UpgradedFile, path: Path | None, checksum: str, base: bytes | Non
         return f"it was a file, and is {describe(path.lstat().st_mode)} now"
     if not checksum:
         return "you added it, or the manifest is damaged, and a file of this name is generated now"
-    if not is_settings_file(file.path):
+    if not is_settings(file.path):
         return "you changed a file of the program, and the program has changed too"
     if base is None:
         return "you changed it, and nobody knows the text that was generated: the manifest has no copy"

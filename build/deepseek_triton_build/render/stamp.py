@@ -101,7 +101,7 @@ def manifest(
     return (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
 
 
-def is_settings_file(path: str) -> bool:
+def is_settings(path: str) -> bool:
     """Tell whether people edit the generated file `path`: the settings and scripts, not the program beside them."""
     return path.endswith(_SETTINGS_FILES) and not path.endswith(f"/{RELEASE_RECORD}")
 
@@ -114,9 +114,7 @@ def packed_texts(files: Mapping[str, bytes]) -> dict[str, str]:
     """
     # Packed, so that `grep` finds each setting once; a line for each file, so that `git diff` shows which have changed.
     # bz2 writes the same bytes on every machine, while zlib has several implementations.
-    return {
-        path: base64.b64encode(bz2.compress(files[path])).decode() for path in sorted(files) if is_settings_file(path)
-    }
+    return {path: base64.b64encode(bz2.compress(files[path])).decode() for path in sorted(files) if is_settings(path)}
 
 
 def unpacked_text(record: Mapping[str, Any], path: str) -> bytes | None:
