@@ -21,6 +21,7 @@ from deepseek_triton_tools.repository.launch_facts import facts_of
 from support import manifests
 from support.commands import run_command
 from support.recording import become_by, recording
+from support.rights import without_rights
 
 
 @pytest.fixture(autouse=True)
@@ -151,16 +152,17 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare/start.sh").write_text("")
-    kinds = {"old": "tiny", "unstamped": "tiny", "damaged": "tiny", "modeless": "tiny", "unreadable": "tiny"}
+    kinds = dict.fromkeys(("old", "cut", "unstamped", "damaged", "gone", "unreadable", "locked"), "tiny")
     for name, repository in (kinds | {"r1": "r1", "newer": "r1", "edited": "two"}).items():
         shutil.copytree(launchable / repository, name)
     Path("old/start.sh").write_text("exec tritonserver\n")
+    Path("cut/start.sh").write_text(Path("cut/start.sh").read_text().partition("\nexec ")[0] + "\n")
+    Path("gone/tensorrt_llm/1/model.py").unlink()
     [stamp] = Path("unstamped").glob("*/deepseek-triton.json")
     stamp.unlink()
     ("damaged" / stamp.relative_to("unstamped")).write_text("{")
-    Path("modeless/start.sh").chmod(0o644)
-    Path("unreadable/start.sh").unlink()
-    Path("unreadable/start.sh").symlink_to("/proc/self/mem")  # root could read one without permission
+    Path("unreadable/start.sh").chmod(0)
+    Path("locked/tensorrt_llm").chmod(0)
     [stamp] = Path("newer").glob("*/deepseek-triton.json")
     stamp.write_text(stamp.read_text().replace('"h200"', '"h900"'))
     model_yaml = Path("edited/tensorrt_llm/1/model.yaml")
@@ -171,17 +173,20 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
         ".": "has no start.sh",
         "r1/tensorrt_llm": "is one model of a repository: name",
         "bare": "has no model's folder beside its start.sh",
-        "old": "was written before there was a launch",
+        "old": "old/start.sh has no DRY_RUN",
+        "cut": "cut/start.sh has no DRY_RUN or runs nothing",
+        "gone": f"upgrade {tmp_path}/gone --apply",
         "unstamped": "has no deepseek-triton.json that can be read",
         "damaged": "has no deepseek-triton.json that can be read",
-        "modeless": "modeless/start.sh can't be executed",
         "unreadable": "unreadable/start.sh: can't be read: ",
+        "locked": "locked/tensorrt_llm: can't be read: ",
         "newer": "newer: its deepseek-triton.json names no GPU",
         "n" * 5000: "is no folder",
         "edited": "model.yaml asks for 8 ranks, start.sh starts 16",
     }
-    for folder, expected in cases.items():
-        assert expected in refusal("slurm" if folder == "edited" else "docker", folder, code=1), folder
+    with without_rights():
+        for folder, expected in cases.items():
+            assert expected in refusal("slurm" if folder == "edited" else "docker", folder, code=1), folder
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_build.catalog import KnownCheckpoint, gpus, variant_of_model, variants
-from deepseek_triton_build.check import MANIFEST, Stamp, read_stamp, read_yaml, served_model
+from deepseek_triton_build.check import MANIFEST, Stamp, changed_files, read_stamp, read_yaml, served_model
 from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.repository.checkpoint_files import (
     MODEL_YAML,
@@ -93,16 +93,11 @@ def _serving(
     source: str, served: list[ServedModel], stamp: Stamp, size: tuple[int, str], num_gpus: int | None = None
 ) -> Serving:
     gpu = gpus().get(stamp.text("gpu") or "")
+    names = (f"{each.name}@{each.revision}" if each.revision else each.name for each in served if _is_name(each))
     return Serving(
         source=source,
         folders=tuple(dict.fromkeys(os.path.abspath(model.path) for model in served if not _is_name(model))),
-        names=tuple(
-            dict.fromkeys(
-                f"{model.name}@{model.revision}" if model.revision else model.name
-                for model in served
-                if _is_name(model)
-            )
-        ),
+        names=tuple(dict.fromkeys(names)),
         hub_cache=str(hub_cache()[0]),
         size=size[0],
         size_from=size[1],
@@ -166,6 +161,7 @@ _DYNAMO, _ORCHESTRATOR = "dynamo.yaml", "orchestrator.sh"
 _GIB = 2**30
 _READY_WITHIN = re.compile(r"READY_WITHIN:-(\d+)")
 _READY_WITHIN_S = 600
+_LAUNCHED = re.compile(r'(?s)DRY_RUN.*\n(?! *for )[^\n]*"\$\{start\[@\]\}"')
 _SERVE_PORT = re.compile(r"\bPORT:-(\d+)")
 
 
@@ -376,28 +372,32 @@ def _problem(source: str, folder: Path, without_triton: bool) -> str | None:
     else:
         versions = _version_dirs(folder)
         if not versions:
+            for path in filter(os.path.isdir, folder.iterdir()):
+                os.listdir(path)  # one that can't be read is the reason
             return f"{name} has no model's folder beside its {START_SCRIPT}; {written}"
         script, home = folder / START_SCRIPT, versions[0].parent
-        # An older start.sh would ignore DRY_RUN and start the server.
-        is_old = "DRY_RUN" not in script.read_text("utf-8", errors="replace")
-        if is_old or not all((path / SUPERVISOR).is_file() for path in versions):
-            return (
-                f"{name} was written before there was a launch: write it anew, with the options in the first line of "
-                f"its {START_SCRIPT}"
-            )
-    if read_stamp(home, "")[0].text("engine") is None:
+    stamp, _ = read_stamp(home, "")
+    if stamp.text("engine") is None:
         return (
             f"{name} has no {MANIFEST} that can be read, which says what the folder was made for: copy the whole "
             "folder, or write it anew"
         )
-    if not os.access(script, os.X_OK):
-        return f"{safe_name(str(script))} can't be executed: chmod +x it, or copy the folder with its modes"
+    for finding in changed_files(stamp, home, folder, ""):
+        if finding.severity == "error":
+            return f"{name}: {finding.message}; {finding.fix}"
+    # An older start.sh would ignore DRY_RUN and start the server.
+    if script.name == START_SCRIPT and not _LAUNCHED.search(script.read_text("utf-8", errors="replace")):
+        return (
+            f"{name}/{START_SCRIPT} has no DRY_RUN or runs nothing, so it is cut or from before there was a launch: "
+            "write it anew, with the options in its first line"
+        )
     return None
 
 
 def _version_dirs(folder: Path) -> list[Path]:
     """The version folders of the models in the repository, sorted."""
-    return sorted(path.parent for path in folder.glob(f"*/1/{MODEL_YAML}"))
+    found = {path.parent for path in folder.glob(f"*/1/{MODEL_YAML}")}
+    return sorted(found | {path.parent / "1" for path in folder.glob(f"*/{MANIFEST}")})
 
 
 def _planned_size(source: str, stamp: Stamp, serving: Serving | None) -> int:
