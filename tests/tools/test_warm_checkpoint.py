@@ -433,7 +433,7 @@ def test_other_forms_of_checksums(folder):
     assert digests(folder) == {SECOND: DIGESTS[SECOND]}
     sums.unlink()
     zeros = "0" * 64
-    other = ["-----BEGIN PGP SIGNED MESSAGE-----", "# weights", "", f"{zeros}  config.json", f"{zeros}  ../{FIRST}"]
+    other = ["-----BEGIN PGP SIGNED MESSAGE-----", "# weights", "", f"{zeros}  a/config.json", f"{zeros}  ../{FIRST}"]
     (folder / "SHA256SUMS").write_text("\r\n".join([*other, f"{DIGESTS[FIRST]} *{FIRST}"]) + "\r\n")
     assert digests(folder) == {FIRST: DIGESTS[FIRST]}
     (folder / "SHA256SUMS").unlink()

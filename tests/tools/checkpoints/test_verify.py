@@ -140,11 +140,15 @@ def test_an_interrupt_ends_it(listed):
 
 def test_a_file_of_checksums_is_taken_where_there_is_no_manifest(folder):
     sums = subprocess.run(["sha256sum", FIRST, SECOND], cwd=folder, capture_output=True, check=True).stdout
-    (folder / "checksums.sha256").write_bytes(sums + f"{hashlib.sha256().hexdigest()}  checksums.sha256\n".encode())
+    more = "checksums.sha256", "not/copied.json", "../aside.json"  # itself, before its end, and others' files
+    rows = "".join(f"{hashlib.sha256().hexdigest()}  {name}\n" for name in more)
+    (folder / "checksums.sha256").write_bytes(sums + rows.encode())
     report = verified(folder)
     assert (report.compared_with, report.num_files, report.damages) == ("checksums.sha256", 2, ())
     (folder / FIRST).write_text("version https://git-lfs.github.com/spec/v1\n")
-    assert [(damage.file, "Git LFS" in damage.problem) for damage in verified(folder).damages] == [(FIRST, True)]
+    (folder / "checksums.sha256").write_bytes(sums + rows.replace("not/copied", "tokenizer").encode())
+    found = [(damage.file, "Git LFS" in damage.problem) for damage in verified(folder).damages]
+    assert found == [(FIRST, True), ("tokenizer.json", False)]
 
 
 def test_the_hubs_cache_names_files_after_their_hashes(folder, tmp_path):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepseek_triton_build.check import read_bytes
+from deepseek_triton_build.check import is_inside, read_bytes
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, list_folder
 from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, SUMS_FILE, read_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
@@ -48,7 +48,7 @@ class Checksum:
 
 
 def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
-    """WeightFile.path -> checksum, for the files of the checkpoint that have one.
+    """WeightFile.path -> checksum, for the files of the checkpoint that have one, and the listed ones that are missing.
 
     :raises CheckpointError: when a file of checksums can't be read, or two of them disagree.
     """
@@ -62,6 +62,11 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
         source = str(folder / MANIFEST_NAME)
         records = manifest.files.items()
         listed += [(folder / name, Checksum("sha256", record.sha256, source)) for name, record in records]
+    for path, checksum in listed:
+        # A list may be of more folders than were copied; their files are not the checkpoint's.
+        is_ours = is_inside(os.path.relpath(path, folder)) and os.path.isdir(path.parent)
+        if is_ours and not os.path.lexists(path):
+            checksums[path] = checksum
     for file in checkpoint.files:
         of_file = [checksum for path, checksum in listed if path == file.path]
         for checksum in [*_hub_checksums(file), *of_file]:
