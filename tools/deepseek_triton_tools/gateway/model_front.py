@@ -178,10 +178,7 @@ class Observers:
     """The metrics, and the access log and traces where the settings have them. They neither raise nor wait."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        """
-        :raises OSError: when the access log can't be written
-        :raises ModuleNotFoundError: for traces without the extra `tracing`
-        """
+        """Raises OSError for the access log, and ModuleNotFoundError for traces without the extra `tracing`."""
         self.metrics = GatewayMetrics()
         self._access_log = AccessLog(settings.access_log) if settings.access_log is not None else None
         self._traces = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -195,13 +195,9 @@ class GatewayMetrics:
                 self._counters[key] = Counter(name, text, labels, registry=self._registry)
             elif buckets:
                 self._histograms[key] = Histogram(name, text, labels, registry=self._registry, buckets=buckets)
-            # Every worker checks every server itself, so the newest word counts; requests add up.
-            elif labels:
-                self._gauges[key] = Gauge(
-                    name, text, labels, registry=self._registry, multiprocess_mode="livemostrecent"
-                )
-            else:
-                self._gauges[key] = Gauge(name, text, registry=self._registry, multiprocess_mode="livesum")
+            else:  # every worker checks every server itself, so the newest word counts; requests add up
+                mode: Literal["livemostrecent", "livesum"] = "livemostrecent" if labels else "livesum"
+                self._gauges[key] = Gauge(name, text, labels, registry=self._registry, multiprocess_mode=mode)
 
     def begins(self, record: HandledRequest) -> None:
         self._gauges["inflight_requests"].inc()

@@ -4,6 +4,7 @@ the errors that name them."""
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ _LONGEST_MESSAGE = 4000
 """Characters. Most messages have less than 200."""
 
 
+@dataclass(eq=False, repr=False)
 class OpenAIError(Exception):
     """The answer to a request that was refused or failed.
 
@@ -20,27 +22,20 @@ class OpenAIError(Exception):
     seconds, rounded up. headers: others of the response.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-        retry_after_s: float | None = None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
-    ) -> None:
+    status: int
+    message: str
+    _: KW_ONLY
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def __post_init__(self) -> None:
         # A message may quote what the client sent, which can be as long as its request.
-        message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind
-        self.param = param
-        self.code = code
-        self.retry_after_s = retry_after_s
-        self.headers = headers
+        if len(self.message) > _LONGEST_MESSAGE:
+            self.message = f"{self.message[:_LONGEST_MESSAGE]}..."
+        super().__init__(self.message)
 
     def body(self) -> bytes:
         """The JSON of the response."""

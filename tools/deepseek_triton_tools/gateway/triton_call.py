@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -69,6 +70,7 @@ class Call(msgspec.Struct, frozen=True):
     default_max_tokens: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class UpstreamError(Exception):
     """A server refused a request, failed it, or could not be reached.
 
@@ -78,19 +80,13 @@ class UpstreamError(Exception):
     message that clients may be told; "" where its code decides.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str = "",
-        unprocessed: bool = False,
-        died: bool = False,
-        retry_after_s: float | None = None,
-        told: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.code, self.told, self.retry_after_s = code, told, retry_after_s
-        self.unprocessed, self.died = unprocessed, died
+    message: str
+    _: KW_ONLY
+    code: str = ""
+    unprocessed: bool = False
+    died: bool = False
+    retry_after_s: float | None = None
+    told: str = ""
 
 
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)

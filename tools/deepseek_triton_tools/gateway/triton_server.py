@@ -336,13 +336,15 @@ class TritonServer:
         """Keep connections for the next request, or close them after use, and those that nobody uses now."""
         self._keeps_idle = keep
         if not keep:
-            self._close_idle()
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
 
     async def close(self) -> None:
         """Wait for requests that are being stopped, and close the connections that nobody uses."""
         if self._stopping:
             await asyncio.wait(self._stopping)
-        self._close_idle()
+        self.keep_idle(False)
 
     async def _begin(self, call: Call, *, stops: bool = False) -> tuple[TritonConnection, int]:
         """Send the request, and wait for the status of its response. Raises UpstreamError.
@@ -399,11 +401,6 @@ class TritonServer:
         if connection in self._busy:
             self._busy.remove(connection)
             self._heard |= connection.heard
-
-    def _close_idle(self) -> None:
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
 
     def _give_back(self, connection: TritonConnection) -> None:
         self._leave_busy(connection)
