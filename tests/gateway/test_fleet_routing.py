@@ -47,10 +47,7 @@ def test_every_turn_of_a_conversation_has_one_key_and_other_conversations_have_o
         [SYSTEM, message("user", "Why is the sky dark?")],
         [message("system", "Be long."), FIRST],
         [SYSTEM, message("user", [{"type": "text", "text": "Why is the sky blue?"}])],
-        [SYSTEM],
-        [],
-        "Why is the sky blue?",
-        [1, 2, 3],
+        *([SYSTEM], [], "Why is the sky blue?", [1, 2, 3]),
     ]
     assert affinity_key([SYSTEM, FIRST]) not in [affinity_key(other) for other in others]
 

@@ -57,7 +57,8 @@ sys.modules[module.__name__] = module
 if __name__ == "__main__":
     port, workers, drain_s = map(int, sys.argv[1:])
     options = {"port": port, "workers": workers, "drain_s": drain_s, "upstream_headers": (("key", "secret"),)}
-    serve(GatewaySettings((ModelSettings(("u",)),), **options))
+    wrong = os.path.join(os.path.dirname(__file__), "wrong")
+    serve(GatewaySettings((ModelSettings(("u",)),), **options), lambda: [wrong] if os.path.exists(wrong) else [])
 '''
 NOTICE = "stopping: running requests may go on for 30 s"
 
@@ -106,17 +107,20 @@ def start(tmp_path):
 
     yield begin
     for gateway in gateways:
-        if gateway.process.poll() is None:
-            gateway.process.terminate()
+        gateway.process.terminate()
         gateway.process.communicate()
 
 
 @pytest.mark.slow
-def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced(start):
+def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced_once_another_can_start(start, tmp_path):
     gateway = start(2)
     [folder] = [Path(gateway.ask()[1]).parent]
     before = gateway.workers(2)
     assert (folder.stat().st_mode & 0o777, b"secret" in (folder / "settings").read_bytes()) == (0o700, True)
+
+    (wrong := tmp_path / "wrong").touch()
+    gateway.process.send_signal(signal.SIGHUP)
+    assert str(wrong) in gateway.process.stderr.readline().decode()
 
     with httpx.stream("GET", f"{gateway.url}?{gateway.released}") as response:
         chunks = response.iter_text()
@@ -127,6 +131,9 @@ def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced(start):
         rest = "".join(chunks)
 
     assert rest == str(folder / "limits")
+    assert str(wrong) in gateway.process.stderr.readline().decode()
+    wrong.unlink()
+    assert re.search(rf" {victim} .*-9", gateway.process.stderr.readline().decode())
     after = gateway.workers(2)
     assert survivor in after
     assert victim not in after

@@ -17,7 +17,6 @@ from deepseek_triton_tools.gateway.triton_server import ConnectionFailed, Triton
 from support.raw_triton import RawTriton, Wire, answer, event, refusal
 from support.waiting import PATIENCE_S
 
-EXITING = "the server is exiting; send the request to another one"
 HELLO = (event(text_output="Hé"), event(text_output="llo"), event(finish_reason="stop", num_output_tokens=2))
 
 
@@ -89,7 +88,6 @@ FAILURES = [
     (refusal(503, "[E_OVERLOADED] full"), "^full$", "E_OVERLOADED", True, False),
     (refusal(503, "[E_UNAVAILABLE] the engine died"), "^the engine died$", "E_UNAVAILABLE", True, True),
     (refusal(503, f"[E_UNAVAILABLE] {STOPPING}"), "being stopped", "E_UNAVAILABLE", True, False),
-    (refusal(503, f"[E_UNAVAILABLE] {EXITING}"), "exiting", "E_UNAVAILABLE", True, False),
     (refusal(400, "[E_INVALID_ARGUMENT] top_p: 2"), "^top_p: 2$", "E_INVALID_ARGUMENT", False, False),
     (refusal(400, "Request for unknown model: 'm' is not found"), "unknown model", "E_UNAVAILABLE", True, False),
     (refusal(400, "Stub process 'm_0_0' is not healthy."), "Stub process", "E_UNAVAILABLE", True, True),

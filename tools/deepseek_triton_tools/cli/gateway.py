@@ -124,7 +124,7 @@ def _gateway(args: argparse.Namespace) -> int:
     print(_announcement(settings), flush=True)
     if settings.keys_file is None and not _LOOPBACK.fullmatch(settings.host):
         complain(f"warning: {settings.host} can be reached from other machines, and without --keys anyone may ask")
-    serve(settings)
+    serve(settings, lambda: _problems(settings))
     return 0
 
 

@@ -9,7 +9,7 @@ import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -27,6 +27,9 @@ _FOLDER_VARIABLE = "DEEPSEEK_TRITON_GATEWAY_FOLDER"
 _SETTINGS = "settings"
 _OPEN_FILES = 2**16
 """Each client has a connection, and so has each request to a server. Some are kept for the next request."""
+Problems = Callable[[], Iterable[str]]
+"""Tells why a worker could not start now, such as a file of keys that is no longer right."""
+_log = logging.getLogger(__name__)
 
 
 class DrainNotice(logging.Filter):
@@ -45,7 +48,7 @@ class DrainNotice(logging.Filter):
         return record.levelno >= logging.WARNING
 
 
-def serve(settings: GatewaySettings) -> None:
+def serve(settings: GatewaySettings, problems: Problems = tuple) -> None:
     """Serve until SIGINT or SIGTERM; then finish what runs, for at most `drain_s`. Raises SystemExit if it can't."""
     _configure_logging(settings)
     allow_open_files(_OPEN_FILES)
@@ -54,7 +57,7 @@ def serve(settings: GatewaySettings) -> None:
     if settings.workers == 1:
         from deepseek_triton_tools.gateway.application import create_app
 
-        _run(functools.partial(create_app, settings), settings)
+        _run(functools.partial(create_app, settings), settings, problems)
         return
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-gateway-") as name:
         # uvicorn starts workers as new programs, which read the settings from a file. Only this user can read it, and
@@ -65,7 +68,7 @@ def serve(settings: GatewaySettings) -> None:
         shared = dataclasses.replace(settings, limits_file=folder / "limits")
         (folder / _SETTINGS).write_bytes(pickle.dumps(shared))
         os.environ |= {_FOLDER_VARIABLE: name, "PROMETHEUS_MULTIPROC_DIR": str(metrics)}
-        _run(f"{__name__}:worker_application", settings)
+        _run(f"{__name__}:worker_application", settings, problems)
 
 
 def worker_application() -> object:
@@ -94,7 +97,34 @@ class GatewayServer(uvicorn.Server):
 
 class GatewayWorkers(Multiprocess):
     """Takes no connection once the workers are to end: the kernel would accept those that come to this process's own
-    copy of the socket, and nobody would answer them."""
+    copy of the socket, and nobody would answer them. Says which have died, and begins none that could not start."""
+
+    _told = ""
+
+    def __init__(self, config: uvicorn.Config, problems: Problems) -> None:
+        super().__init__(config, [config.bind_socket()])
+        self._problems = problems
+
+    def keep_subprocess_alive(self) -> None:
+        before = [*self.processes]
+        if all(each.process.is_alive() for each in before) or self._may_begin("a worker died and is not replaced"):
+            super().keep_subprocess_alive()
+        for each in before:
+            if each not in self.processes:
+                _log.warning("worker %s died (exit code %s) and was replaced", each.pid, each.exitcode)
+
+    def restart_all(self) -> None:
+        self._told = ""
+        if self._may_begin("the workers stay, with the former files"):
+            super().restart_all()
+
+    def _may_begin(self, instead: str) -> bool:
+        """Whether a worker could start now. If not, the log says so, once."""
+        problem = "; ".join(self._problems())
+        former, self._told = self._told, f"{instead}: {problem}"
+        if problem and self._told != former:
+            _log.error("%s", self._told)
+        return not problem
 
     def terminate_all(self) -> None:
         for each in self.sockets:
@@ -102,7 +132,7 @@ class GatewayWorkers(Multiprocess):
         super().terminate_all()
 
 
-def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None:
+def _run(factory: str | Callable[[], object], settings: GatewaySettings, problems: Problems) -> None:
     options: dict[str, Any] = {
         "factory": True,
         "host": settings.host,
@@ -112,6 +142,7 @@ def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None
         "ssl_keyfile": settings.tls_key,
         "timeout_graceful_shutdown": settings.drain_s,
         "timeout_keep_alive": 75,  # longer than clients and load balancers keep idle connections, mostly 60 s
+        "timeout_worker_healthcheck": 20,  # it starts after the first checks of its servers, which take 5 s at most
         "lifespan": "on",
         "http": BoundedHeadProtocol,
         "ws": "none",
@@ -121,7 +152,7 @@ def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None
     }
     config = uvicorn.Config(factory, **options)
     if settings.workers > 1:
-        GatewayWorkers(config, [config.bind_socket()]).run()
+        GatewayWorkers(config, problems).run()
         return
     server = GatewayServer(config)
     with suppress(KeyboardInterrupt):  # uvicorn sends itself the signal again
