@@ -263,14 +263,16 @@ def test_resume_goes_on_where_the_output_ends(run, model_server, folder):
 
 
 @pytest.mark.parametrize("code", ["E_INTERNAL", "E_CANCELLED"])
-def test_resume_asks_again_what_failed_at_the_end(run, model_server, code):
-    model_server.answer = failing("b", "e", "f", code=code)
+def test_resume_asks_again_what_failed(run, model_server, code):
+    model_server.answer = failing("b", "d", "f", code=code)
     assert run(LINES)[0] == 1
-    model_server.answer = echo
-    model_server.requests.clear()
-    assert run(LINES, "--resume")[0] == 0
-    assert sorted(body["text_input"] for body in model_server.bodies) == ["e", "f"]
-    assert texts() == ["A", code, "C", "D", "E", "F"]
+    for left, asked in (("df", "bd"), ("f", "df"), ("", "f")):
+        model_server.answer = failing(*left, code=code)
+        model_server.requests.clear()
+        last = [] if left == "f" else ["--max-failures", "1"]
+        assert run(LINES, "--resume", "--concurrency", "1", *last)[0] == (1 if left else 0)
+        assert [body["text_input"] for body in model_server.bodies] == list(asked)
+        assert texts() == [code if prompt in left else prompt.upper() for prompt in "abcdef"[: 5 if "d" in left else 6]]
 
 
 def test_resume_refuses_answers_to_something_else(run, model_server, folder):
@@ -335,18 +337,19 @@ def test_two_runs_do_not_write_one_output(model_server, folder, run):
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
-    write(LINES)
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(run, model_server, folder):
+    model_server.answer = failing("b", "d")
+    run(LINES)
     model_server.answer = stopping_at("d")
-    files = ["--input", "in.jsonl", "--output", "out.jsonl", "--concurrency", "1"]
+    files = ["--input", "in.jsonl", "--output", "out.jsonl", "--concurrency", "1", "--resume"]
     with Terminal("generate", "--url", model_server.url, *files) as terminal:
         assert model_server.waiting.wait(PATIENCE_S)
         terminal.type(CTRL_C)
-        terminal.read_until("stopped: 3 of 6 rows done")
+        terminal.read_until("stopped: 5 of 6 rows done (4 by an earlier run)")
         terminal.read_until("--resume goes on in out.jsonl")
         assert terminal.exit_code() == 130
     assert model_server.gone.wait(PATIENCE_S)
-    assert texts() == ["A", "B", "C"]
+    assert texts() == ["A", "B", "C", "E_INTERNAL", "E", "F"]
 
 
 def test_without_a_terminal_the_progress_is_a_line_now_and_then(run, monkeypatch):

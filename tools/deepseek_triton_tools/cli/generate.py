@@ -64,7 +64,7 @@ def add_options(verb: VerbParser) -> None:
     option(batch, "--output FILE", "answers, in the same order; - is standard output", path)
     option(batch, "--concurrency N", "requests at once (default: 16)", positive)
     existing = batch.add_mutually_exclusive_group()
-    option(existing, "--resume", "continue where --output ends")
+    option(existing, "--resume", "ask what --output lacks, and what failed in it")
     option(existing, "--overwrite", "replace --output if it exists")
     option(batch, "--max-failures N", "stop when N have failed (default: never)", positive)
     add_address(verb, is_positional=False)

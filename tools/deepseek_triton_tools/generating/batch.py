@@ -34,6 +34,7 @@ from deepseek_triton_client import (
     ServerUnavailable,
 )
 from deepseek_triton_tools.generating import records
+from deepseek_triton_tools.host.whole_file import part_of
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 from deepseek_triton_tools.tool_errors import ToolError
@@ -59,7 +60,7 @@ def run_batch(
     :param chat: send prompts as messages, by the model's chat template.
     :param system: the system message of every row that has none of its own.
     :param concurrency: number of requests that are under way at once.
-    :param resume: go on where the output ends; `overwrite`: begin it anew.
+    :param resume: ask what the output lacks, and what failed in it; `overwrite`: begin it anew.
     :param max_failures: stop when this many rows have failed.
     :raises ToolError: when a row is wrong or a file can't be used, before anything is sent.
     :raises DeepseekTritonError: when the server can't be had at all.
@@ -69,20 +70,23 @@ def run_batch(
         total = rows.check()
         with open_output(output, keep=resume or overwrite) as answers:
             done = answers.begin(rows, resume=resume)
-            progress = BatchProgress(total, done)
+            progress = BatchProgress(total, done - len(answers.failed))
             how_to_resume = f"; the same command with --resume goes on in {answers.name}" if answers.can_resume else ""
             try:
                 with connect() as client:
                     send = partial(client.generate_many, concurrency=concurrency, params=params, return_errors=True)
-                    _answer(send, islice(rows, done, total), answers, progress, max_failures)
+                    asked = (row for row in islice(rows, total) if row.number > done or row.number in answers.failed)
+                    _answer(send, asked, answers, progress, max_failures)
             except BaseException:
                 progress.clear()
+                if progress.answered:
+                    answers.finish()
                 if progress.done:
                     complain(f"stopped: {progress.summary()}{how_to_resume}")
                 raise
             answers.finish()
     progress.clear()
-    complain(progress.summary() + (how_to_resume if progress.done < total else ""))
+    complain(progress.summary() + (how_to_resume if progress.done < total or progress.failed else ""))
     return 1 if progress.failed else 0
 
 
@@ -290,48 +294,78 @@ class Output:
         self.name = name
         self.can_resume = can_resume
         """Whether it is a regular file, opened to append."""
+        self.failed: dict[int, int] = {}
+        """Rows that failed before the last one that is answered, by their number: their line here, from 1."""
+        self._again: dict[int, bytes] = {}
+        """A line here -> what takes its place."""
         self._end: int | None = None
         """End of the answers that are kept. The rest of the file stays until there is a row to put in its place."""
 
     def begin(self, rows: Iterable[BatchRow], *, resume: bool) -> int:
-        """Return how many of `rows` are answered already: the batch goes on after them.
+        """Return the number of the last row that is answered already: the batch goes on after it, and with `failed`.
 
-        Failed rows at the end of the file don't count as answered, because a server that had gone is the usual reason
-        to resume. Raises ToolError when the file holds answers to other rows.
+        Raises ToolError when the file holds answers to other rows.
         """
         if not self.can_resume:
             return 0
-        num_answered, self._end = self._answered(rows) if resume else (0, 0)
-        return num_answered
+        last, self._end = self._answered(rows) if resume else (0, 0)
+        return last
 
     def write(self, row: BatchRow, answer: Completion | DeepseekTritonError) -> None:
         """Raises ToolError when the disk takes no more."""
-        self.finish()
         record: dict[str, Any] = {"id": row.id, "input": row.digest}
         if isinstance(answer, DeepseekTritonError):
             record["error"] = {"type": type(answer).__name__, "code": answer.code, "message": answer.message}
         else:
             record |= records.completion_record(answer)
-        left = memoryview(records.as_json(record).encode() + b"\n")
+        line = records.as_json(record).encode() + b"\n"
+        if row.number in self.failed:
+            self._again[self.failed[row.number]] = line
+            return
+        self.finish()
+        left = memoryview(line)
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except BrokenPipeError:
             raise  # the reader has left, which is no failure
         except OSError as error:
-            hint = "; --resume goes on" if self.can_resume else ""
-            raise ToolError(f"{self.name} can't be written: {error.strerror}{hint}") from error
+            raise self._unwritten(error) from error
 
     def finish(self) -> None:
-        """Cut off what is behind the answers that are kept."""
+        """Cut off what is behind the answers that are kept, and put those that failed rows have got into their places.
+
+        Raises ToolError when the disk takes no more; the file is whole then, as it was.
+        """
         if self._end is not None:
             os.ftruncate(self._descriptor, self._end)
             self._end = None
+        if not self._again:
+            return
+        path = Path(os.path.realpath(self.name))
+        scratch = part_of(path)
+        try:
+            descriptor = _open_to_append(scratch, keep=False)
+            with open(descriptor, "ab") as new, open(self._descriptor, "rb", closefd=False) as old:
+                os.fchmod(new.fileno(), stat.S_IMODE(os.fstat(self._descriptor).st_mode))
+                old.seek(0)
+                new.writelines(self._again.get(number, line) for number, line in enumerate(old, start=1))
+                new.flush()
+                os.replace(scratch, path)
+                os.dup2(new.fileno(), self._descriptor)  # with its lock
+        except OSError as error:
+            scratch.unlink(missing_ok=True)
+            raise self._unwritten(error) from error
+        self._again.clear()
+
+    def _unwritten(self, error: OSError) -> ToolError:
+        hint = "; --resume goes on" if self.can_resume else ""
+        return ToolError(f"{self.name} can't be written: {error.strerror}{hint}")
 
     def _answered(self, rows: Iterable[BatchRow]) -> tuple[int, int]:
-        """Count the rows up to the last one with an answer, and find where in the file they end."""
-        num_answered = end = position = 0
-        expected = iter(rows)
+        """Return the number of the last row with an answer, and where in the file it ends; note those that failed."""
+        last = end = position = 0
+        expected, failed = iter(rows), dict[int, int]()
         with open(self._descriptor, "rb", closefd=False) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
@@ -346,12 +380,16 @@ class Output:
                     if row is None or place != (row.id, row.digest):
                         other = "ends before" if row is None else f"has another row {row.id!r} there"
                         problem = f"answers row {place[0]!r}, and the input {other}"
-                if problem:
+                if row is None or problem:
                     raise ToolError(f"{self.name} line {number} {problem}: give another --output, or --overwrite")
                 position += len(line)
-                if "error" not in record:
-                    num_answered, end = number, position
-        return num_answered, end
+                if "error" in record:
+                    failed[row.number] = number
+                else:
+                    last, end = row.number, position
+                    self.failed |= failed
+                    failed = {}
+        return last, end
 
 
 @contextmanager
