@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deepseek_triton_build.catalog import VLLM_VERSIONS, find_gpu, find_variant, load_vllm
-from deepseek_triton_build.rules import VLLM_RULES, vllm_violations
+from deepseek_triton_build.rules import VLLM_RULES, target_violations, vllm_violations
 from deepseek_triton_build.rules.rule import VllmDeployment
 
 B200 = {"gpu": "b200"}
@@ -130,7 +130,7 @@ def test_a_violation_is_one_line_with_a_fix_and_a_known_key():
 
 def test_a_rule_about_the_target_needs_no_settings():
     for code in (rule.code for rule in VLLM_RULES if rule.target_only):
-        found = [vllm_violations(replace(one, settings={}), target_only=True) for one in CASES[code]]
+        found = [target_violations(replace(one, settings={})) for one in CASES[code]]
         assert [[rule.code for rule, _ in each] for each in found] == [[code], []]
 
 

@@ -23,44 +23,19 @@ from deepseek_triton_build.rules.moe import BALANCER, shared_expert_bytes
 from deepseek_triton_build.rules.rule import Deployment, Violation
 
 _NEEDED = (
-    "model",
-    "backend",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "moe_expert_parallel_size",
-    "enable_attention_dp",
-    "max_batch_size",
-    "max_num_tokens",
-    "max_seq_len",
-    "kv_cache_config.dtype",
-    "kv_cache_config.free_gpu_memory_fraction",
-    "moe_config.backend",
+    *("model", "backend", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
+    *("enable_attention_dp", "max_batch_size", "max_num_tokens", "max_seq_len"),
+    *("kv_cache_config.dtype", "kv_cache_config.free_gpu_memory_fraction", "moe_config.backend"),
 )
 """Keys without which nothing can be written for a release. Any other key that the release lacks is left out."""
 _SECTIONS = (
-    "model",
-    "backend",
-    "trust_remote_code",
-    "tensor_parallel_size",
-    "moe_expert_parallel_size",
-    "pipeline_parallel_size",
-    "enable_attention_dp",
-    "attention_dp_config",
-    "max_batch_size",
-    "max_num_tokens",
-    "max_seq_len",
-    "enable_chunked_prefill",
-    "disable_overlap_scheduler",
-    "cuda_graph_config",
-    "kv_cache_config",
-    "moe_config",
-    "speculative_config",
-    "cache_transceiver_config",
-    "sampler_type",
-    "guided_decoding_backend",
-    "stream_interval",
-    "enable_iter_perf_stats",
-    "print_iter_log",
+    *("model", "backend", "trust_remote_code"),
+    *("tensor_parallel_size", "moe_expert_parallel_size", "pipeline_parallel_size"),
+    *("enable_attention_dp", "attention_dp_config"),
+    *("max_batch_size", "max_num_tokens", "max_seq_len", "enable_chunked_prefill", "disable_overlap_scheduler"),
+    *("cuda_graph_config", "kv_cache_config", "moe_config", "speculative_config", "cache_transceiver_config"),
+    *("sampler_type", "guided_decoding_backend"),
+    *("stream_interval", "enable_iter_perf_stats", "print_iter_log"),
 )
 """The order of keys in model.yaml; a key that is not listed comes last."""
 _BALANCER_FILE = "moe-load-balancer.yaml"
@@ -182,17 +157,9 @@ class TrtllmEngine:
         :param more: fields of the deployment that the engine has no part in.
         """
         deployment = self._deployment(arguments, **more)
-        return (
-            deployment,
-            list(violations(deployment)),
-            {
-                "release": self.target.release,
-                "recipe": self.target.recipe,
-                "layout": deployment.layout,
-                "has_fp8_kv": deployment.has_fp8_kv,
-                "shared_memory": shared_expert_bytes(deployment),
-            },
-        )
+        facts = {"release": self.target.release, "recipe": self.target.recipe, "layout": deployment.layout}
+        facts |= {"has_fp8_kv": deployment.has_fp8_kv, "shared_memory": shared_expert_bytes(deployment)}
+        return deployment, list(violations(deployment)), facts
 
 
 def _for_release(release: Release, chosen: Mapping[str, Setting]) -> tuple[tuple[Setting, ...], tuple[Omission, ...]]:

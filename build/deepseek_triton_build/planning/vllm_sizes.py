@@ -23,7 +23,7 @@ from deepseek_triton_build.planning.target import (
     resolve_model,
     round_up,
 )
-from deepseek_triton_build.rules import vllm_violations
+from deepseek_triton_build.rules import target_violations, vllm_violations
 from deepseek_triton_build.rules.rule import VllmDeployment
 
 GUIDE = "vLLM recipes, DeepSeek-V3 (R1) usage guide"
@@ -88,7 +88,7 @@ def resolve_vllm_target(request: PlanRequest) -> VllmTarget:
     vllm = load_vllm(request.vllm or vllm_since(model.variant.min_vllm))
     wants_dp = request.parallel == "dp" or (request.parallel is None and model.profile.name == "throughput")
     target = VllmTarget(**vars(model), vllm=vllm, num_gpus=1, data_parallel=wants_dp)
-    refuse(vllm_violations(_shares(target), target_only=True))
+    refuse(target_violations(_shares(target)))
     if request.num_gpus is not None:
         return _with_gpus(target, request.num_gpus)
     # The fewest GPUs that share the model and hold a request; else the reason why the most don't.

@@ -35,12 +35,12 @@ VLLM_RULES = (*vllm.RULES, *vllm_v4.RULES)
 """Every rule of vLLM, sorted by code."""
 PAIR_RULES = (*disaggregation.RULES, *orchestrator.RULES)
 """Every rule about context and generation servers, and about what joins them, sorted by code."""
-_TARGET_RULES = tuple(rule for rule in RULES if rule.target_only)
 
 
-def target_violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
+def target_violations(deployment: Deployment | VllmDeployment) -> Iterator[tuple[Rule, Violation]]:
     """Yield the rules that model, GPU and release break under any settings."""
-    return _broken(_TARGET_RULES, deployment)
+    rules = RULES if isinstance(deployment, Deployment) else VLLM_RULES
+    return _broken([rule for rule in rules if rule.target_only], deployment)
 
 
 def violations(deployment: Deployment) -> Iterator[tuple[Code, Violation]]:
@@ -49,14 +49,9 @@ def violations(deployment: Deployment) -> Iterator[tuple[Code, Violation]]:
     return chain(_broken(RULES, typed), issues_of(typed))
 
 
-def vllm_violations(deployment: VllmDeployment, *, target_only: bool = False) -> Iterator[tuple[Code, Violation]]:
-    """Yield every rule that `deployment` breaks, and the known issues: errors, warnings and notes.
-
-    :param target_only: only the rules about model and GPU, which need no settings.
-    """
+def vllm_violations(deployment: VllmDeployment) -> Iterator[tuple[Code, Violation]]:
+    """Do the same for vLLM."""
     typed = deployment.well_typed()
-    if target_only:
-        return _broken(tuple(rule for rule in VLLM_RULES if rule.target_only), typed)
     return chain(_broken(VLLM_RULES, typed), issues_of(typed))
 
 
