@@ -147,19 +147,26 @@ class ReferenceEngine:
 
     @property
     def tokenizer(self) -> LoadedCheckpoint:
-        return self._loaded()
+        """The loaded checkpoint.
+
+        :raises UnavailableError: when no request is served.
+        """
+        checkpoint = self._checkpoint
+        if checkpoint is None or self._down:
+            raise UnavailableError(self._down)
+        return checkpoint
 
     @property
     def load_seconds(self) -> Mapping[str, float]:
         return self._load_seconds
 
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-        return render_chat(self._loaded().template, messages, template_kwargs)
+        return render_chat(self.tokenizer.template, messages, template_kwargs)
 
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
         """Tokenize in the caller's thread, and leave the rest to the engine's thread."""
         try:
-            generation = BatchedGeneration(request, sink, self._loaded(), self._guides, self.capabilities.max_seq_len)
+            generation = BatchedGeneration(request, sink, self.tokenizer, self._guides, self.capabilities.max_seq_len)
             with self._wake:
                 if self._down:
                     raise UnavailableError(self._down)
@@ -209,16 +216,6 @@ class ReferenceEngine:
         if self._thread is not None:
             self._thread.join()
         self._thread = self._batch = self._checkpoint = None
-
-    def _loaded(self) -> LoadedCheckpoint:
-        """Return the loaded checkpoint.
-
-        :raises UnavailableError: when no request is served.
-        """
-        checkpoint = self._checkpoint
-        if checkpoint is None or self._down:
-            raise UnavailableError(self._down)
-        return checkpoint
 
     # --- the engine's thread ------------------------------------------------------------------------------------------
 
