@@ -41,26 +41,21 @@ def config(model, version_dir=Path(), **options):
 
 
 @pytest.fixture(scope="module")
-def folder(random_checkpoint):
-    return random_checkpoint
+def tokenizer(random_checkpoint):
+    return Tokenizer.from_file(str(random_checkpoint / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder):
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
-def engine(folder):
+def engine(random_checkpoint):
     """Make an engine with fewer slots than the largest test has requests, so that rows wait, join and leave."""
-    with driven(config(folder, max_num_seqs=5)) as engine:
+    with driven(config(random_checkpoint, max_num_seqs=5)) as engine:
         yield engine
 
 
 @pytest.fixture
-def own_engine(folder):
+def own_engine(random_checkpoint):
     """Make an engine for a single test, which may stop or break it."""
-    with driven(config(folder, max_num_seqs=2)) as engine:
+    with driven(config(random_checkpoint, max_num_seqs=2)) as engine:
         yield engine
 
 
@@ -114,11 +109,11 @@ def test_min_tokens_delay_a_stop_token_which_is_counted(engine):
 
 
 @pytest.mark.slow
-def test_end_tokens_of_the_generation_config_end_the_text(engine, folder, tmp_path):
+def test_end_tokens_of_the_generation_config_end_the_text(engine, random_checkpoint, tmp_path):
     free = generate(engine, max_tokens=12)
     eos = free.token_ids[8]
     end = free.token_ids.index(eos) + 1
-    copy = shutil.copytree(folder, tmp_path / "checkpoint")
+    copy = shutil.copytree(random_checkpoint, tmp_path / "checkpoint")
     generation_config = json.loads((copy / "generation_config.json").read_text()) | {"eos_token_id": [1, eos]}
     (copy / "generation_config.json").write_text(json.dumps(generation_config))
     with driven(config(copy)) as other:
@@ -131,8 +126,8 @@ def test_end_tokens_of_the_generation_config_end_the_text(engine, folder, tmp_pa
 
 
 @pytest.mark.slow
-def test_token_ids_outside_the_vocabulary_are_refused_wherever_they_stand(engine, folder):
-    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+def test_token_ids_outside_the_vocabulary_are_refused_wherever_they_stand(engine, random_checkpoint):
+    size = json.loads((random_checkpoint / "config.json").read_text())["vocab_size"]
     for name, fields in ("input_ids", {"prompt": [5, size]}), ("logit_bias", {"logit_bias": {5: 1.0, size: 1.0}}):
         error = generate(engine, **fields, repetition_penalty=1.2).last.error
         assert str(error) == f"{name}: expected token ids from 0 to {size - 1}, got {size}"
@@ -352,8 +347,8 @@ def test_a_request_without_room_in_memory_is_answered_and_the_others_go_on(own_e
     assert own_engine.engine.health().alive
 
 
-def test_before_start_no_request_is_served(folder):
-    engine = ReferenceEngine(config(folder))
+def test_before_start_no_request_is_served(random_checkpoint):
+    engine = ReferenceEngine(config(random_checkpoint))
     with pytest.raises(UnavailableError, match="not been started"):
         engine.render_chat(CHAT, {})
     with pytest.raises(RuntimeError, match="start"):
@@ -392,16 +387,16 @@ def test_bad_options_are_refused_by_name(subtests):
             ReferenceEngine(config("tiny", **options))
 
 
-def test_what_can_not_be_loaded_is_refused(tmp_path, folder):
+def test_what_can_not_be_loaded_is_refused(tmp_path, random_checkpoint):
     (tmp_path / "empty").mkdir()
     for configured, problem in [
         (config("nowhere", tmp_path), "/nowhere, where .* downloads nothing$"),
         (config("empty", tmp_path), "config.json: can't be read"),
-        (config(folder, max_seq_len=5000), r"max_seq_len is 5000, .* 4096"),
+        (config(random_checkpoint, max_seq_len=5000), r"max_seq_len is 5000, .* 4096"),
     ]:
         engine = ReferenceEngine(configured)
         with pytest.raises(EngineError, match=problem):
             engine.start()
         assert not engine.health().alive
-    with driven(config(folder.name, folder.parent)) as relative:
+    with driven(config(random_checkpoint.name, random_checkpoint.parent)) as relative:
         assert relative.engine.capabilities.max_seq_len == 4096

@@ -126,9 +126,8 @@ def test_an_h200_logged_the_same():
 
 def test_an_h200_had_the_room():
     """Of the 32 layers, without CUDA graphs and with them."""
-    csa = find_variant("deepseek-v4-flash").architecture.csa
-    cut = replace(csa, compress_ratios=csa.compress_ratios[:32])
     flash = find_variant("deepseek-v4-flash")
+    cut = replace(flash.architecture.csa, compress_ratios=flash.architecture.csa.compress_ratios[:32])
     for cuda_graphs, available in ((False, 19.5), (True, 18.28)):
         budget = vllm_budget(
             find_gpu("h200"),

@@ -21,7 +21,7 @@ from deepseek_triton_build import (
 from deepseek_triton_build.data.spelling import canonical, flattened
 from deepseek_triton_build.text import is_path
 from support.flags import from_flags
-from support.scripts import forwarded_by, parameters_of, script_runner
+from support.scripts import files_of, forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
 CHAT = "--apply_chat_template"
@@ -66,10 +66,6 @@ def put(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path
-
-
-def files_of(plan, format):
-    return {file.path.as_posix(): file.content.decode() for file in format_files(format, plan, version="1.0")}
 
 
 def flags_of(argv):

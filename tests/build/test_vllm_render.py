@@ -18,7 +18,7 @@ from deepseek_triton_build import (
     make_plan,
 )
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS
-from support.scripts import script_runner
+from support.scripts import files_of, script_runner
 from support.vllm_plans import MODEL, SETTINGS, planned, two_nodes
 
 
@@ -34,10 +34,6 @@ def words_of(comments):
 def asking_for(workload):
     plan = planned()
     return replace(plan, request=replace(plan.request, workload=workload))
-
-
-def files_of(plan, format):
-    return {file.path.as_posix(): file.content for file in format_files(format, plan, version="1")}
 
 
 # vllm-serve
@@ -108,7 +104,7 @@ def test_an_argument_without_a_flag_is_refused():
 
 
 def test_every_flag_has_its_reason_above():
-    comments = words_of(files_of(planned(), "vllm-serve")["serve.sh"].decode())
+    comments = words_of(files_of(planned(), "vllm-serve")["serve.sh"])
 
     assert "--tensor-parallel-size 8: one copy over 8 GPUs" in comments
     assert "method: the checkpoint's own draft layer; num_speculative_tokens: one draft token" in comments
@@ -124,7 +120,7 @@ def test_the_repository_has_the_record_and_the_version_in_its_stamp():
 
     assert yaml.safe_load(files["tensorrt_llm/1/release.yaml"])["vllm"] == "0.25.1"
     assert (manifest["engine"], manifest["vllm"], manifest["release"]) == ("vllm", "0.25.1", None)
-    assert files["start.sh"].decode().splitlines()[1].endswith(", for vLLM 0.25.1")
+    assert files["start.sh"].splitlines()[1].endswith(", for vLLM 0.25.1")
     engines = {
         path.split("/engines/")[1].split("/")[0] for path in files if "/engines/" in path and path.count("/") > 4
     }

@@ -67,6 +67,10 @@ def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[...,
     return run
 
 
+def files_of(plan: Plan, format: str) -> dict[str, str]:
+    return {file.path.as_posix(): file.content.decode() for file in format_files(format, plan, version="1.0")}
+
+
 def parameters_of(argv: Sequence[str]) -> dict[str, str]:
     """Return the parameters that mpirun gets by -mca, name -> value."""
     return {name: value for option, name, value in zip(argv, argv[1:], argv[2:], strict=False) if option == "-mca"}
