@@ -9,6 +9,7 @@ import pytest
 
 from deepseek_triton_build import DISAGGREGATED, FORMATS, make_disaggregated_plan, make_plan
 from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, last_image, load_release, profiles, variants
+from deepseek_triton_build.data.vllm import DEFAULT_VLLM
 from deepseek_triton_build.render.formats import pair_options
 from deepseek_triton_build.render.stamp import build_options
 from deepseek_triton_tools.cli.main import VERBS, main, program_parser
@@ -237,3 +238,6 @@ def test_the_generators_page_names_everything_there_is():
     for release in RELEASES:
         assert f"| {', '.join(load_release(release).containers)} |" in page
     assert last_image()[1:] in page
+    assert f"| {RELEASES[0]} (default) |" in page
+    defaults = {f"(default: {RELEASES[0]})", f"(default: {DEFAULT_VLLM}, "}
+    assert {said for said in defaults if said not in read("tools/deepseek_triton_tools/cli/plan_options.py")} == set()
