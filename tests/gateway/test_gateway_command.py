@@ -152,7 +152,8 @@ def test_a_new_key_is_printed_with_its_line(capsys):
     printed = capsys.readouterr()
     [key] = re.findall(r"sk-\S{43}", printed.err)
     assert parse_keys(printed.out)[digest_of(key)].name == "ann"
-    assert main(["gateway", "--new-key", "a b"]) == 2
+    for more in (["a b"], ["ann", "admin=yes"], ["ann", "--keys", "keys"], ["ann", "--no-page"]):
+        assert main(["gateway", "--new-key", *more]) == 2
 
 
 def test_a_port_that_is_taken_is_refused_with_its_holder(capsys):

@@ -107,6 +107,9 @@ def _gateway(args: argparse.Namespace) -> int:
     if args.new_key is not None:
         from deepseek_triton_tools.gateway.guard import new_key
 
+        given = [each.dest for each in args.parser._actions if getattr(args, each.dest, None) not in (None, [])]
+        if given != ["new_key"]:
+            raise ToolError("--new-key: expected NAME alone; limits stand behind it in the file of keys", exit_code=2)
         try:
             key, line = new_key(args.new_key)
         except ValueError as error:
