@@ -478,6 +478,17 @@ async def test_servers_join_and_leave(servers, caplog):
         assert set(states(fleet)) == {A, C}
 
 
+async def test_a_list_that_is_wrong_from_the_start_is_told_once(servers, caplog):
+    (source := ChangingSource()).urls = SourceError("no list")
+    async with fleet_of(servers, [source]) as fleet:
+        await until(lambda: source.num_reads > 3)
+        assert (caplog.text.count("no list"), fleet.no_servers) == (1, "no list")
+        assert "no list" in str(await error_of(answer(fleet)))
+        source.urls = [A]
+        await until_state(fleet, A, "up")
+        assert not fleet.no_servers
+
+
 async def test_a_server_leaves_and_comes_back_while_it_finishes(servers):
     source = ChangingSource(A)
     async with fleet_of(servers, [source]) as fleet:

@@ -155,11 +155,11 @@ def test_a_gateway_without_servers_is_not_ready(gateway):
         assert [client.get(path).status_code for path in asked] == [503, 503, 200, 200]
         assert client.get("/v1/models").json()["data"] == []
         refused = error_of(chat(client), 503)
-        assert (refused["code"], "0 of 1" in refused["message"], ":9" in refused["message"]) == (
-            "unavailable",
-            True,
-            False,
-        )
+        told = refused["message"]
+        assert (refused["code"], "0 of 1" in told, ":9" in told) == ("unavailable", True, False)
+    with gateway(urls=("file:/no/list",)) as client:
+        assert "/no/list" in client.get("/fleet").json()["models"][0]["reason"]
+        assert "/no/list" not in error_of(chat(client), 503)["message"]
     with gateway() as client:
         assert client.get("/ready").status_code == 200
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]

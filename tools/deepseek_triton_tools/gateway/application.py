@@ -127,7 +127,7 @@ async def fleet(request: ApiRequest) -> None:
     models = [
         {
             "model": model.known_name,
-            "reason": model.reason,
+            "reason": model.reason or model.fleet.no_servers,
             "servers": [dataclasses.asdict(server) for server in model.fleet.servers()],
         }
         for model in state.models

@@ -75,6 +75,7 @@ class Fleet:
         self._metrics_port = metrics_port
         self._rng = rng or random.Random()
         self._lists: list[Sequence[ServerAddress]] = [()] * len(self._sources)
+        self._problems = [""] * len(self._sources)
         self._members: dict[str, FleetMember] = {}
         self._leaving: list[FleetMember] = []
         self._identity = ""
@@ -218,6 +219,8 @@ class Fleet:
         text = told = f"no {kind} of this model can take the request now: {num_up} of {len(members)} are up"
         if not num_up:  # Triton opens its ports when the models are loaded
             text = told = f"{told}; one that loads its model can't be reached until it has"
+        if self.no_servers:
+            text += f"; {self.no_servers}"
         if is_deadly:
             text += f"; {MOST_DEATHS} have died with it, so no more are asked"
         if errors:
@@ -228,29 +231,31 @@ class Fleet:
 
     # The list of servers.
 
+    @property
+    def no_servers(self) -> str:
+        """Why there are none: what is wrong with their lists; "" where there are some."""
+        return "" if self._members else "; ".join(filter(None, self._problems))
+
     async def _read_again(self, index: int, period_s: float) -> None:
-        former = ""
         while True:
             await asyncio.sleep(period_s)
-            try:
-                former = await self._read(index, former)
-            except Exception as error:  # a list that nobody reads would stay for ever
-                if repr(error) != former:
-                    _log.exception("%s can't be read; the former list of servers stays", self._sources[index].name)
-                former = repr(error)
+            await self._read(index)
 
-    async def _read(self, index: int, former: str = "") -> str:
-        """Take the list of one source. Returns what is wrong with it, and says it unless it is the same as `former`."""
+    async def _read(self, index: int) -> None:
+        """Take the list of one source, or say once what is wrong with it."""
+        problem = ""
         try:
             addresses = await self._sources[index].read()
-        except SourceError as error:
-            if str(error) != former:
-                _log.warning("%s; the former list of servers stays", error)
-            return str(error)
-        if addresses != self._lists[index]:
-            self._lists[index] = addresses
-            self._take_lists()
-        return ""
+            if addresses != self._lists[index]:
+                self._lists[index] = addresses
+                self._take_lists()
+        except Exception as error:  # a list that nobody reads would stay for ever
+            is_told = isinstance(error, SourceError)
+            problem = str(error) if is_told else f"{self._sources[index].name} can't be read; the log says more"
+            if problem != self._problems[index]:
+                left = "the former list of servers stays" if self._lists[index] else "there are no servers yet"
+                _log.warning("%s; %s", problem, left, exc_info=not is_told)
+        self._problems[index] = problem
 
     def _take_lists(self) -> None:
         """Begin with servers that are new, and leave those that are no longer in the lists."""
