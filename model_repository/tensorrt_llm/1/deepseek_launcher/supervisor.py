@@ -103,8 +103,12 @@ def run(options: RunOptions) -> int:
     Call it in the main thread of a process that does nothing else: it handles signals and reaps all children.
 
     :returns: the exit code: the command's own, 0 after an orderly stop, 4 for the deadline.
-    :raises UsageError: when a port is taken, or another supervisor has the same launch. Nothing was started then.
+    :raises UsageError: when a port is taken, the ready file can't be made, or another supervisor has the same launch.
+        Nothing was started then.
     """
+    file = options.ready_file
+    if file is not None and not os.access(f"{file.parent}/.", os.W_OK | os.X_OK):
+        raise UsageError(f"--ready-file {file}: expected a folder that can be written to: make it, or name another")
     tag = LaunchTag(launch=own_launch_id())
     models = model_names(options.repository) if options.repository else []
     _wait_for_stopping(options.ports)
