@@ -406,7 +406,10 @@ def test_the_manifest_is_the_same_each_time_and_the_config_map_named_by_its_cont
         write_documents(text, tmp_path / "out")
     with (tmp_path / "one/start.sh").open("a") as script:
         script.write("# changed\n")
-    assert load(kubernetes.render(elsewhere, LaunchOptions(name="r1")))["ConfigMap"]["metadata"]["name"] != name
+    text = kubernetes.render(elsewhere, LaunchOptions(name="r1"))
+    assert load(text)["ConfigMap"]["metadata"]["name"] != name
+    (tmp_path / "out/notes").unlink()
+    assert {*write_documents(text, tmp_path / "out")} == {*os.listdir(tmp_path / "out")}
 
 
 @pytest.fixture(scope="module")

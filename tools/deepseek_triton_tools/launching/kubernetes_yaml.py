@@ -30,6 +30,10 @@ def document(name: str, values: Mapping[str, Any]) -> str:
     return text_templates.wrapped(filled(name, values))
 
 
+# The end of a ConfigMap's file with the content of a repository.
+_CONFIG_MAP = re.compile(r"-repository-[0-9a-f]{8}\.yaml$")
+
+
 def write_documents(text: str, folder: Path) -> list[str]:
     """Write each document to a file, which is named by its kind and name; return the names.
 
@@ -42,11 +46,18 @@ def write_documents(text: str, folder: Path) -> list[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
-        for other in sorted({path.name for path in folder.iterdir()} - names.keys()):
-            raise ToolError(f"--output {folder}: expected no other file there, got {other}: all of it is applied")
+        others = sorted({path.name for path in folder.iterdir()} - names.keys())
+        ours = {_CONFIG_MAP.sub("", name) for name in names} - names.keys()
+        for other in (name for name in others if _CONFIG_MAP.sub("", name) not in ours):
+            raise ToolError(
+                f"--output {folder}: expected no other file there, got {other}: all of it is applied; remove it, or "
+                "name a new folder"
+            )
         for name, content in names.items():
             with whole_file(folder / name) as file:
                 file.write(f"{content}\n")
+        for earlier in others:  # the repository before an edit, which stays in the cluster for a rollback
+            (folder / earlier).unlink()
     except OSError as error:
         raise ToolError(f"--output {folder}: can't be written to: {error.strerror}") from error
     return [*names]
