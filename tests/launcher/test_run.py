@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deepseek_launcher.world import HOPELESS
 from deepseek_triton_build import OutputError, PlanRequest, make_plan, repository_files, write_repository
 from support.supervising import PYTHON, SUPERVISE, free_ports, is_ready, listed, name_of, rank_of, runs, until_ready
 from support.waiting import wait_for
@@ -110,9 +111,13 @@ def test_a_second_stop_ends_it_at_once_only_when_it_comes_later(serve):
 
 
 def test_a_server_that_never_became_ready_is_not_restarted(serve):
-    running = serve("--never-ready", "--dies-after", "0.1")
-    assert running.wait() == 128 + signal.SIGKILL
+    running, waits = (
+        serve("--never-ready", "--dies-after", "0.1"),
+        serve("--never-ready", "--says", f"{HOPELESS}no file"),
+    )
+    assert [running.wait(), waits.wait()] == [128 + signal.SIGKILL, 1]
     assert "again" not in running.said
+    assert "for ever: no file" in waits.said
 
 
 def test_a_server_that_had_been_ready_is_restarted_and_given_up_in_the_end(serve):

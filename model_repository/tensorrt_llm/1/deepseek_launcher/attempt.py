@@ -40,7 +40,7 @@ from deepseek_launcher.processes import (
 )
 from deepseek_launcher.rank import is_alive_event
 from deepseek_launcher.server_watch import LEAVE_S, PATIENCE_S, ServerHealth, StubWatch
-from deepseek_launcher.world import Rank, World, cause_of, lost_node_of
+from deepseek_launcher.world import HOPELESS, Rank, World, cause_of, lost_node_of
 
 _LONGEST_DELAY_S = 60
 # An attempt that was ready for this long sets the count of restarts back to zero.
@@ -251,7 +251,7 @@ class Attempt:
         self._gone_stub: tuple[float, Process] | None = None
         """A stub that has ended, and when that was noticed."""
         self._num_checks = self._misses = 0
-        self._nothing_to_drain = self._is_over = False
+        self._nothing_to_drain = self._is_over = self._is_hopeless = False
 
     def run(self) -> Outcome:
         """Run the attempt; return when no process of it is left."""
@@ -281,6 +281,7 @@ class Attempt:
         """Learn from a line of output; return whether to pass it on. Called in the reader's thread."""
         self._tail.append(line[:_TAIL_CHARACTERS])
         self._lost_node = self._lost_node or lost_node_of(line)
+        self._is_hopeless = self._is_hopeless or HOPELESS in line
         failed = self._world.take(line)
         if failed is not None and self._first_failed is None and not (self._supervision.stop.stopping or self._is_over):
             self._first_failed = failed
@@ -349,6 +350,8 @@ class Attempt:
         if gone := self._world.gone(now, loading=loading):
             return self._fatal(gone, KILLED_CODE)
         self._take_health()
+        if loading and self._is_hopeless and self._supervision.watches_stubs:
+            return self._fatal("tritonserver would wait for ever", 1)
         if self._ready_at is None:
             elapsed_s, within_s = now - self._began, self._options.ready_within_s
             if within_s and elapsed_s > within_s:

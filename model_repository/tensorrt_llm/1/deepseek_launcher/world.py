@@ -97,6 +97,8 @@ def rank_of(line: str, num_ranks: int) -> int:
     return int(number) if int(number) < num_ranks else 0
 
 
+HOPELESS = "Failed to preinitialize Python stub: "
+"""After a stub has said this, because model.py is missing for instance, tritonserver waits for ever."""
 _CAUSES = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
@@ -109,6 +111,7 @@ _CAUSES = tuple(
         (r"failed to load '\S+' version \d+: (.+)", "{}"),
         (r"failed to load model '\S+?': (.+)", "{}"),
         (r"error: creating server: (?!Internal - failed to load all models)(.+)", "{}"),  # the reason stands above it
+        (f"{HOPELESS}(.+)", "{}"),
         (r"(error while loading shared libraries: .+)", "{}"),
         (r"(Socket '\S+' already in use)", "{}"),
         (r"deepseek-triton: (.+ can't be started: .+)", "{}"),
