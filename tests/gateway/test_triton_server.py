@@ -169,6 +169,21 @@ async def test_a_server_that_cant_be_reached():
             await connect(f"https://127.0.0.1:{port}", ssl.create_default_context())
 
 
+def test_a_lookup_that_nobody_waits_for_is_no_error_of_the_loop():
+    async def leave():
+        for _ in range(8):
+            with suppress(TimeoutError):
+                await triton_server.within(0, connect("http://a b:1", None))
+        with suppress(ConnectionFailed):  # those before it have ended then
+            await connect("http://a b:1", None)
+
+    loop, errors = uvloop.new_event_loop(), []
+    loop.set_exception_handler(lambda _, told: errors.append(told))
+    loop.run_until_complete(leave())
+    loop.close()
+    assert errors == []
+
+
 async def test_requests_one_after_another_share_a_connection(triton):
     """And an answer that has ended was heard once."""
     async with server_of(triton) as server:

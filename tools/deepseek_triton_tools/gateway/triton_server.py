@@ -178,14 +178,26 @@ class TritonConnection(asyncio.Protocol):
 
 async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
     """Connect to the host and port of `url`. Raises ConnectionFailed."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    connection = TritonConnection()
-    making = asyncio.get_running_loop().create_connection(
-        lambda: connection, parts.hostname or "", port, ssl=tls if parts.scheme == "https" else None
-    )
+    parts, loop, connection = urlsplit(url), asyncio.get_running_loop(), TritonConnection()
+    host, secure = parts.hostname or "", tls if parts.scheme == "https" else None
+
+    async def make() -> asyncio.Transport:
+        # Looked up here: of a lookup in a create_connection that is cancelled, uvloop logs the failure as an error.
+        failure = OSError(f"{host} has no address")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            to, name = str(address[0]), host if secure else None
+            try:
+                made = await loop.create_connection(lambda: connection, to, port, ssl=secure, server_hostname=name)
+                return made[0]
+            except (ssl.SSLError, ConnectionResetError):
+                raise  # it was connected: another address would not help
+            except OSError as error:
+                failure = error
+        raise failure
+
     try:
-        transport, _ = await within(CONNECT_S, making)
+        transport = await within(CONNECT_S, make())
         sock: socket.socket | None = transport.get_extra_info("socket")
         # Where the server has closed it already, uvloop has no socket, and asyncio a dead one.
         if sock is None or sock.fileno() < 0:
