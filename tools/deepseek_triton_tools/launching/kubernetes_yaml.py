@@ -30,8 +30,7 @@ def document(name: str, values: Mapping[str, Any]) -> str:
     return text_templates.wrapped(filled(name, values))
 
 
-# The end of a ConfigMap's file with the content of a repository.
-_CONFIG_MAP = re.compile(r"-repository-[0-9a-f]{8}\.yaml$")
+_CONFIG_MAP = re.compile(r"-repository-[0-9a-f]{8}\.yaml$")  # a repository's, by its content
 
 
 def write_documents(text: str, folder: Path) -> list[str]:
@@ -49,10 +48,7 @@ def write_documents(text: str, folder: Path) -> list[str]:
         others = sorted({path.name for path in folder.iterdir()} - names.keys())
         ours = {_CONFIG_MAP.sub("", name) for name in names} - names.keys()
         for other in (name for name in others if _CONFIG_MAP.sub("", name) not in ours):
-            raise ToolError(
-                f"--output {folder}: expected no other file there, got {other}: all of it is applied; remove it, or "
-                "name a new folder"
-            )
+            raise ToolError(f"--output {folder}: expected no other file there, got {other}: all is applied; remove it")
         for name, content in names.items():
             with whole_file(folder / name) as file:
                 file.write(f"{content}\n")

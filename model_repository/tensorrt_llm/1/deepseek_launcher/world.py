@@ -97,8 +97,7 @@ def rank_of(line: str, num_ranks: int) -> int:
     return int(number) if int(number) < num_ranks else 0
 
 
-HOPELESS = "Failed to preinitialize Python stub: "
-"""After a stub has said this, because model.py is missing for instance, tritonserver waits for ever."""
+HOPELESS = "Failed to preinitialize Python stub: "  # after which tritonserver waits for ever, as without model.py
 _CAUSES = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
