@@ -305,10 +305,6 @@ async def test_what_nobody_asked_for_is_not_the_next_answer(triton, apart):
         assert text(await parts(server)) == "Héllo"
 
 
-async def stopped(triton, name):
-    await until(lambda: name in triton.stopped)
-
-
 def until_stopped(wire):
     wire.head()
     wire.chunk(HELLO[0])
@@ -329,7 +325,7 @@ async def test_an_answer_that_is_left_is_stopped_and_its_connection_used_again(t
             async for some in found:
                 assert text(some) == "Hé"
                 break
-        await stopped(triton, "left")
+        await until(lambda: "left" in triton.stopped)
         await server.close()
         assert not server._stopping
         assert triton.connections == 2  # one for the answer, one for the stop
@@ -365,7 +361,7 @@ async def test_what_comes_when_nobody_waits_is_told(triton, late, handover, code
         await until(lambda: triton.asked)
         task.cancel()
         await asyncio.wait([task])
-        await stopped(triton, "left")
+        await until(lambda: "left" in triton.stopped)
         await server.close()
     assert told == [(handover, code)]
 

@@ -219,8 +219,7 @@ class Fleet:
         text = told = f"no {kind} of this model can take the request now: {num_up} of {len(members)} are up"
         if not num_up:  # Triton opens its ports when the models are loaded
             text = told = f"{told}; one that loads its model can't be reached until it has"
-        if self.no_servers:
-            text += f"; {self.no_servers}"
+        text += f"; {self.no_servers}" if self.no_servers else ""
         if is_deadly:
             text += f"; {MOST_DEATHS} have died with it, so no more are asked"
         if errors:
