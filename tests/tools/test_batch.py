@@ -58,8 +58,8 @@ def failing(*prompts, code="E_INTERNAL"):
     def answer(body):
         if body["text_input"] not in prompts:
             yield from echo(body)
-        elif code == "E_CANCELLED":  # as a server that stops ends it
-            yield {"text_output": "half", "finish_reason": "cancelled"}
+        elif code == "E_CANCELLED":  # as a server that stops ends one, and another at its time limit
+            yield {"text_output": "half", "finish_reason": "timeout" if body["text_input"] == "d" else "cancelled"}
         else:
             raise ServerError("no", code=code)
 

@@ -21,6 +21,7 @@ from deepseek_triton_tools.generating.records import (
     as_asked,
     as_json,
     completion_record,
+    cut_off_error,
     read_messages,
     read_text,
     usage_line,
@@ -93,11 +94,11 @@ def _generate(args: argparse.Namespace) -> int:
         return 0  # the reader has left
     if args.usage:
         complain(usage_line(completion))
-    is_cut = completion.finish_reason == "length" and completion.reasoning and not completion.text
-    if is_cut or completion.finish_reason in ("cancelled", "timeout"):
-        why = "its reasoning reached max_tokens" if is_cut else completion.finish_reason
-        complain(f"deepseek-triton generate: the answer is not complete: {why}")
-    return 1 if completion.finish_reason == "cancelled" else 0
+    if cut_off := cut_off_error(completion):
+        complain(f"deepseek-triton generate: {cut_off.message}")
+    elif completion.finish_reason == "length" and completion.reasoning and not completion.text:
+        complain("deepseek-triton generate: the answer is not complete: its reasoning reached max_tokens")
+    return 1 if cut_off else 0
 
 
 def _run_batch(args: argparse.Namespace, params: SamplingParams) -> int:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from deepseek_triton_client import AsyncClient, Cancelled, DeepseekTritonError
+from deepseek_triton_client import AsyncClient, DeepseekTritonError
 from deepseek_triton_tools.generating.batch import BatchProgress, fails_every_request
+from deepseek_triton_tools.generating.records import cut_off_error
 from deepseek_triton_tools.tool_errors import ToolError
 
 
@@ -123,8 +124,8 @@ class Generation:
         else:
             # The server would look for the strings in the reasoning, too, and end the answer there.
             completion = await client.chat(self.content, **self.fields)
-        if completion.finish_reason in ("cancelled", "timeout"):
-            raise Cancelled(f"the answer is not complete: {completion.finish_reason}")
+        if cut_off := cut_off_error(completion):
+            raise cut_off
         kept = ("text", "reasoning", "finish_reason", "num_input_tokens", "num_output_tokens")
         return {name: getattr(completion, name) for name in kept}
 

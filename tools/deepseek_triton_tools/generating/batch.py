@@ -24,7 +24,6 @@ from typing import IO, Any
 
 from deepseek_triton_client import (
     AccessDenied,
-    Cancelled,
     Client,
     Completion,
     DeepseekTritonError,
@@ -106,8 +105,8 @@ def _answer(
 
     with closing(send(requests())) as answers:
         for answer in answers:
-            if isinstance(answer, Completion) and any(each.finish_reason == "cancelled" for each in answer.answers):
-                answer = Cancelled("the server ended the answer before it was complete", code="E_CANCELLED")
+            if isinstance(answer, Completion):
+                answer = records.cut_off_error(answer) or answer
             if isinstance(answer, DeepseekTritonError) and not progress.answered and fails_every_request(answer):
                 raise answer
             output.write(unanswered.popleft(), answer)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deepseek_triton_client import Answer, Completion
+from deepseek_triton_client import Answer, Cancelled, Completion
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -114,6 +114,12 @@ def json_of_line(line: bytes) -> Any:
         raise ToolError(f"not JSON: {error.msg} at character {error.pos + 1}") from error
     except (ValueError, RecursionError) as error:
         raise ToolError(f"not JSON: {error}") from error
+
+
+def cut_off_error(completion: Completion) -> Cancelled | None:
+    """Return the error of an answer that the server ended before it was complete; None if there is none."""
+    ends = [each.finish_reason for each in completion.answers if each.finish_reason in ("cancelled", "timeout")]
+    return Cancelled(f"the answer is not complete: {ends[0]}", code="E_CANCELLED") if ends else None
 
 
 _DETAILS = ("output_ids", "cumulative_logprob", "logprobs", "prompt_logprobs")
