@@ -31,13 +31,13 @@ def server():
 
 
 def test_progress_says_how_long_it_takes():
-    def text(elapsed_s, ended, total, **load):
-        now = LoadProgress(elapsed_s=elapsed_s, ended=ended, total=total, failed=0, inflight=2, output_tokens=0)
+    def text(elapsed_s, ended, total, failed=0, **load):
+        now = LoadProgress(elapsed_s=elapsed_s, ended=ended, total=total, failed=failed, inflight=2, output_tokens=0)
         point = LoadPoint(num_requests=total, **load)
         return RunProgress([point], repeat=1).text(now).replace(", 2 under way, 0 tokens/s, about", ";")
 
     assert text(10, 5, 10) == "5 of 10; 0:00:10 left of this run"
-    assert text(10, 188, 10, duration_s=60) == "188 answered; 0:00:50 left of this run"
+    assert text(10, 188, 10, 9, duration_s=60) == "188 ended, 9 of them failed; 0:00:50 left of this run"
 
 
 def test_runs_go_on_in_the_file_and_say_when_prompts_come_again(tmp_path, capfd):

@@ -191,10 +191,10 @@ class RunProgress:
         """Say how far the run under way is, and how long it will take."""
         duration_s = self._runs[self._num_ended].duration_s
         # A run of a fixed time sends as many requests as it can.
-        of_total = f" of {progress.total:,}" if duration_s is None else " answered"
+        of_total = f" of {progress.total:,}" if duration_s is None else " ended"
         parts = [f"{progress.ended:,}{of_total}", f"{progress.inflight:,} under way"]
         if progress.failed:
-            parts.append(f"{progress.failed:,} failed")
+            parts.insert(1, f"{progress.failed:,} of them failed")
         if progress.elapsed_s > 0:
             parts.append(f"{progress.output_tokens / progress.elapsed_s:,.0f} tokens/s")
         left_s = None if duration_s is None else duration_s - progress.elapsed_s
