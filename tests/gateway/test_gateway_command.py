@@ -86,6 +86,8 @@ WRONG_FILES = [
     ("1: 2", "there is no option 1"),
     ("port: 99999", "port: expected a number from 1 to 65535, got '99999'"),
     ("port: true", "port: expected text or a number, got true or false"),
+    ("model: a=http://a:1\nport: 1\nmodel: b=http://b:1", "model stands here 2 times; it takes a list"),
+    ("port: 9000\n'port': 9000\n", "port stands here 2 times$"),
     ("port:", "port: expected text or a number, got nothing"),
     ("host: [a, b]", "host: expected text or a number"),
     ("metrics-need-key: 1", "metrics-need-key: expected true or false, got 1"),

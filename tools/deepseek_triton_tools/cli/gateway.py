@@ -164,7 +164,11 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
     file: Path = args.config
     try:
         with file.open(encoding="utf-8") as stream:  # PyYAML's errors have the name of a file, or a copy of a text
-            document = yaml.safe_load(stream)
+            loader = yaml.SafeLoader(stream)
+            root = loader.get_single_node()
+            # Before the values are made, of which the last one of a name would count.
+            names = [key.value for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
+            document = root and loader.construct_document(root)
     except (OSError, yaml.YAMLError, *UNREADABLE_YAML) as error:
         problems.append(f"{file}: {_reason(error)}")
         return
@@ -182,6 +186,9 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
         if action is None:
             problems.append(f"{file}: there is no option {name!r}{nearest(str(name), options)}")
             continue
+        if names.count(name) > 1:
+            a_list = "; it takes a list" if isinstance(action, argparse._AppendAction) else ""
+            problems.append(f"{file}: {name} stands here {names.count(name)} times{a_list}")
         try:
             taken = _value_of(action, value)
         except argparse.ArgumentTypeError as error:
