@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization as pem
 
 from deepseek_triton_tools.cli.gateway import settings_of
 from deepseek_triton_tools.cli.main import main, program_parser
@@ -120,7 +121,12 @@ WRONG_WORDS = [
     ([*SERVER, "--config", "missing"], "missing: No such file or directory"),
     ([*SERVER, "--cors-origin", "https://a/b"], "--cors-origin: expected https://HOST, without a path"),
     ([*SERVER, "--tls-key", "empty"], "--tls-key: expected --tls-certificate too"),
-    ([*SERVER, "--tls-certificate", "empty"], "--tls-certificate empty: .*expected PEM, and its key"),
+    ([*SERVER, "--tls-certificate", "empty"], "--tls-certificate empty: .*expected PEM"),
+    ([*SERVER, "--tls-certificate", "leaf"], "--tls-certificate leaf: no private key"),
+    (
+        [*SERVER, "--tls-certificate", "leaf", "--tls-key", "locked"],
+        "--tls-key locked: no private key, or an encrypted",
+    ),
     ([*SERVER, "--upstream-ca", "empty"], "--upstream-ca empty: .*expected certificates as PEM"),
     ([*SERVER, "--access-log", "no/log"], "--access-log no/log: No such file or directory"),
     ([*SERVER, "--traces", "localhost:4318"], "--traces: expected a URL such as http://localhost:4318"),
@@ -140,6 +146,11 @@ WRONG_WORDS = [
 def test_what_would_not_work_is_refused_without_the_secrets(tmp_path, monkeypatch, subtests):
     monkeypatch.chdir(tmp_path)
     Path("empty").touch()
+    issued = trustme.CA().issue_cert("localhost")
+    issued.cert_chain_pems[0].write_to_path("leaf")
+    key = pem.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    locked = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.BestAvailableEncryption(b"pass"))
+    Path("locked").write_bytes(locked)
     for words, message in WRONG_WORDS:
         with subtests.test(words=words):
             with pytest.raises(ToolError, match=message) as refused:

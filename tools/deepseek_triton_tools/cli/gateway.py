@@ -318,10 +318,16 @@ def _problems(settings: GatewaySettings) -> Iterable[str]:
         if not _ORIGIN.fullmatch(origin):
             yield f"--cors-origin: expected https://HOST, without a path, or *, got {origin!r:.200}"
     if settings.tls_certificate is not None:
+        context, at = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), f"--tls-certificate {settings.tls_certificate}"
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
-        except OSError as error:  # ssl.SSLError is one
-            yield f"--tls-certificate {settings.tls_certificate}: {_reason(error)}; expected PEM, and its key"
+            context.load_verify_locations(settings.tls_certificate)  # tells which of the two files is wrong
+            at = at if settings.tls_key is None else f"--tls-key {settings.tls_key}"
+            # With an empty password, because OpenSSL would otherwise ask for one at the terminal.
+            context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
+        except OSError as error:  # ssl.SSLError is one; OpenSSL gives no reason where it finds no key
+            no_key = getattr(error, "reason", error) is None
+            reason = "no private key, or an encrypted one" if no_key else _reason(error)
+            yield f"{at}: {reason}; expected PEM, and the certificate's own key"
     elif settings.tls_key is not None:
         yield "--tls-key: expected --tls-certificate too"
     if settings.upstream_ca is not None:
