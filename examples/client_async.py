@@ -24,7 +24,7 @@ async def leave_early(client: AsyncClient) -> int:
 
 async def main(url: str) -> None:
     async with AsyncClient(url) as client:
-        await client.wait_until_ready()
+        await client.wait_until_ready(30)
         prompts = [f"Question {number}:" for number in range(8)]
         texts = await asyncio.gather(*(read(client, prompt) for prompt in prompts))
         for prompt, text in zip(prompts, texts, strict=True):

@@ -7,7 +7,7 @@ from deepseek_triton_client import Client, InvalidRequest, SamplingParams, Timeo
 
 def main(url: str) -> None:
     with Client(url, timeouts=Timeouts(first_token=60)) as client:
-        client.wait_until_ready()
+        client.wait_until_ready(30)
 
         answer = client.generate("Hello, my name is", max_tokens=16)
         print(f"answer: {answer!r}")

@@ -564,9 +564,10 @@ def test_readiness_is_told_step_by_step(world):
     assert "connection refused" in str(told[0])
     assert len(world.sleeps) == 2
     assert set(server.ready_limits) == {0.5}
-    server.states = [False]
-    with pytest.raises(DeadlineExceeded, match="not ready after 0 s: http://s0:8000 is starting"):
-        world.run(world.calls(server).wait_until_ready(0, None))
+    for state, why in ((False, "starting$"), (NOBODY, "unreachable .connection refused")):
+        server.states = [state]
+        with pytest.raises(DeadlineExceeded, match=f"not ready after 0 s: http://s0:8000 is {why}"):
+            world.run(world.calls(server).wait_until_ready(0, None))
 
 
 def test_a_missing_model_is_waited_for_while_another_server_may_have_it(world):

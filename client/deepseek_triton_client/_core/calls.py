@@ -141,8 +141,8 @@ class Calls:
                 raise ModelNotFound(seen[0].detail, url=seen[0].url)
             left_s = end - time.monotonic() - _LAST_LOOK_S
             if left_s <= 0:
-                after = f"{timeout_s:g} s: {'; '.join(f'{each.url} is {each.state}' for each in seen)}"
-                raise DeadlineExceeded(f"model {self._settings.model_name!r} is not ready after {after}")
+                why = "; ".join(f"{each.url} is {each.state}" + (each.detail and f" ({each.detail})") for each in seen)
+                raise DeadlineExceeded(f"model {self._settings.model_name!r} is not ready after {timeout_s:g} s: {why}")
             await self._runtime.sleep(min(left_s, _POLL_INTERVAL_S))
 
     async def close(self) -> None:
