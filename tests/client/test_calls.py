@@ -547,6 +547,10 @@ def test_cancel_asks_one_server_after_the_other(world):
     with pytest.raises(InvalidRequest) as caught:
         world.run(calls.cancel("r9"))
     assert caught.value.request_id == "r9"
+    for wrong in (None, 5, "", "\ud83d"):
+        with pytest.raises(InvalidRequest, match="request_id"):
+            world.run(calls.cancel(wrong))
+    assert sum(len(server.requests) for server in servers) == 4
 
 
 def test_readiness_is_told_step_by_step(world):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from deepseek_triton_client._core.checked_request import Request
+from deepseek_triton_client._core.checked_request import Request, checked_id
 from deepseek_triton_client._core.client_settings import Settings, Timeouts
 from deepseek_triton_client._core.exceptions import (
     DeadlineExceeded,
@@ -79,6 +79,7 @@ class Calls:
 
     async def cancel(self, request_id: str) -> None:
         """End the active request with this id, on whichever server it runs."""
+        checked_id(request_id)
         for server in self._servers.all:
             try:
                 return await self._stop(server, request_id)

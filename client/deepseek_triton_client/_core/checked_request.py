@@ -116,9 +116,12 @@ def batch_request(item: BatchItem, *, params: SamplingParams, timeouts: Timeouts
     return make(item[kinds[0]], request_id=item.get("request_id"), params=params.merged(fields), **common)
 
 
-def _request_id(request_id: str | None) -> str:
-    if request_id is None:
-        return os.urandom(16).hex()
+def checked_id(request_id: str) -> str:
+    """Raises InvalidRequest."""
     if not checked("request_id", "BYTES", request_id):
-        raise InvalidRequest("request_id: expected a text that is not empty, or None for a new id")
+        raise InvalidRequest("request_id: expected a text that is not empty, got ''")
     return request_id
+
+
+def _request_id(request_id: str | None) -> str:
+    return os.urandom(16).hex() if request_id is None else checked_id(request_id)
