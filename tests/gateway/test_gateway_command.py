@@ -88,7 +88,6 @@ WRONG_FILES = [
     ("port: 99999", "port: expected a number from 1 to 65535, got '99999'"),
     ("port: true", "port: expected text or a number, got true or false"),
     ("model: a=http://a:1\nport: 1\nmodel: b=http://b:1", "model stands here 2 times; it takes a list"),
-    ("port: 9000\n'port': 9000\n", "port stands here 2 times$"),
     ("port:", "port: expected text or a number, got nothing"),
     ("host: [a, b]", "host: expected text or a number"),
     ("metrics-need-key: 1", "metrics-need-key: expected true or false, got 1"),
@@ -123,10 +122,7 @@ WRONG_WORDS = [
     ([*SERVER, "--tls-key", "empty"], "--tls-key: expected --tls-certificate too"),
     ([*SERVER, "--tls-certificate", "empty"], "--tls-certificate empty: .*expected PEM"),
     ([*SERVER, "--tls-certificate", "leaf"], "--tls-certificate leaf: no private key"),
-    (
-        [*SERVER, "--tls-certificate", "leaf", "--tls-key", "locked"],
-        "--tls-key locked: no private key, or an encrypted",
-    ),
+    ([*SERVER, "--tls-certificate", "leaf", "--tls-key", "locked"], "--tls-key locked: no private key"),
     ([*SERVER, "--upstream-ca", "empty"], "--upstream-ca empty: .*expected certificates as PEM"),
     ([*SERVER, "--access-log", "no/log"], "--access-log no/log: No such file or directory"),
     ([*SERVER, "--traces", "localhost:4318"], "--traces: expected a URL such as http://localhost:4318"),
@@ -172,9 +168,8 @@ def test_a_new_key_is_printed_with_its_line(capsys):
 def test_a_port_that_is_taken_is_refused_with_its_holder(capsys):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert main(["gateway", *SERVER, "--port", str(listener.getsockname()[1])]) == 2
-    assert re.search(
-        r"can't listen on port \d+ of 127.0.0.1: Address already in use; process \d+", capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert re.search(r"can't listen on port \d+ of 127.0.0.1: Address already in use; process \d+", told)
 
 
 @pytest.mark.slow

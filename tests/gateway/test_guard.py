@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from deepseek_triton_tools.gateway import guard as guard_module
 from deepseek_triton_tools.gateway.guard import Guard, KeysFileError, RateTable, new_key, parse_keys
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 HASH = "sha256:" + "a" * 64
 
@@ -38,10 +39,11 @@ def clock(monkeypatch):
 def open_guard(tmp_path):
     guards = []
 
-    def make(words=""):
+    def make(words="", *models):
         key, line = new_key("ann")
         (tmp_path / "keys").write_text(f"# who\n\n{line} {words}  # her laptop\n")
-        guards.append(Guard(tmp_path / "keys", tmp_path / "table"))
+        named = tuple(ModelSettings((), name) for name in models or [""])
+        guards.append(Guard(tmp_path / "keys", GatewaySettings(named, limits_file=tmp_path / "table")))
         return guards[-1], key
 
     yield make
@@ -49,7 +51,7 @@ def open_guard(tmp_path):
         guard.close()
 
 
-def test_a_new_key_is_let_in_by_its_line(open_guard):
+def test_a_new_key_is_let_in_by_its_line(open_guard, caplog):
     guard, key = open_guard("requests_per_minute=3 models=r1,v3")
     caller = guard.check(bearer(key))
     assert (caller.name, caller.requests_per_minute, caller.tokens_per_minute) == ("ann", 3, None)
@@ -60,6 +62,8 @@ def test_a_new_key_is_let_in_by_its_line(open_guard):
     guard, key = open_guard()
     unlimited = guard.reserve(guard.check(bearer(key)), 10**9, 10**9)
     assert (unlimited.num_tokens, unlimited.headers) == (0, ())
+    open_guard("models=r1,v2", "r1", "v3")
+    assert [record.args[1:3] for record in caplog.records] == [("ann", "v2")]
 
 
 def test_others_get_401_as_openai_writes_it(open_guard):
@@ -105,7 +109,7 @@ def test_a_wrong_file_is_refused_line_by_line_and_without_its_keys(subtests):
 
 
 def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(open_guard, tmp_path, caplog):
-    guard, key = open_guard()
+    guard, key = open_guard("", "r1")
     other, line = new_key("bob")
     (tmp_path / "keys").write_text("rubbish")
     guard.look()
@@ -116,9 +120,10 @@ def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(open_guard, tmp_
         guard.look()
     assert guard.check(bearer(key)).name == "ann"
     assert len(caplog.records) == 2  # each wrong file is told once
-    (tmp_path / "new").write_text(line)
+    (tmp_path / "new").write_text(f"{line} models=v2")
     os.replace(tmp_path / "new", tmp_path / "keys")
     guard.look()
+    assert caplog.records[2].args[1:3] == ("bob", "v2")
     assert guard.check(bearer(other)).name == "bob"
     assert refusal_of(guard.check, bearer(key)).code == "invalid_api_key"
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_tools.gateway.openai_fields import OpenAIError
+from deepseek_triton_tools.gateway.settings import GatewaySettings
+from deepseek_triton_tools.tool_errors import nearest
 
 _NUM_ROWS = 16_384
 """How many keys can be used within the same minute or two. 512 KiB."""
@@ -225,12 +227,13 @@ class Reservation:
 class Guard:
     """The keys of a file, and their limits."""
 
-    def __init__(self, keys_file: Path, limits_file: Path | None = None) -> None:
-        """`limits_file` is RateTable's, which several processes share. Raises KeysFileError and OSError."""
+    def __init__(self, keys_file: Path, settings: GatewaySettings) -> None:
+        """Raises KeysFileError and OSError."""
         self._path = keys_file
+        self._models = {model.name for model in settings.models}
         self._seen = _signature(keys_file)
-        self._callers = read_keys(keys_file)
-        self._table = RateTable(limits_file)
+        self._callers = self._read()
+        self._table = RateTable(settings.limits_file)
 
     def close(self) -> None:
         self._table.close()
@@ -242,11 +245,20 @@ class Guard:
             return
         self._seen = signature
         try:
-            self._callers = read_keys(self._path)
+            self._callers = self._read()
             _log.warning("%s was read again; keys: %d", self._path, len(self._callers))
         except (OSError, KeysFileError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             _log.warning("%s has changed, but the keys of before stay: %s", self._path, reason)
+
+    def _read(self) -> Mapping[bytes, Caller]:
+        callers = read_keys(self._path)
+        # A model without a name here has the one that its servers will tell.
+        for caller in () if "" in self._models else callers.values():
+            for model in sorted(set(caller.models or ()) - self._models):
+                meant = nearest(model, self._models)
+                _log.warning("%s: the key of %s is for %r, no model here%s", self._path, caller.name, model, meant)
+        return callers
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
         """Whose key the headers have, as ASGI gives them. Raises OpenAIError 401."""

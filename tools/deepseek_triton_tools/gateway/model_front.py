@@ -227,7 +227,7 @@ class GatewayState:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
-        self.guard = Guard(settings.keys_file, settings.limits_file) if settings.keys_file is not None else None
+        self.guard = Guard(settings.keys_file, settings) if settings.keys_file is not None else None
         self.observers = Observers(settings)
         self.models: Sequence[ModelFront] = [
             ModelFront(model, open_fleet(model, settings)) for model in settings.models
