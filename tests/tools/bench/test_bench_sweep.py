@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from deepseek_triton_client import InvalidRequest
 from deepseek_triton_tools.bench.dataset_files import FileConversationSource
 from deepseek_triton_tools.bench.load_process import LoadProgress
 from deepseek_triton_tools.bench.random_prompts import text_token_ids
@@ -73,9 +74,10 @@ def test_no_list_of_models_is_one_line(server):
         with pytest.raises(ToolError, match=expected) as raised:
             first_openai_model(openai(server))
         assert str(raised.value).count("http://") == 1
-    encrypted = TargetSettings(urls=(f"{server.url.replace('http', 'https')}/v1",), endpoint="openai", model="m")
-    with pytest.raises(ToolError, match="TLS"):
-        first_openai_model(encrypted)
+    urls = (f"{server.url.replace('http', 'https')}/v1",)
+    for ca, kind, expected in ((None, ToolError, "TLS"), (__file__, InvalidRequest, r"tls\.ca")):
+        with pytest.raises(kind, match=expected):
+            first_openai_model(TargetSettings(urls=urls, endpoint="openai", model="m", ca=ca))
 
 
 def test_a_measurement_of_failures_is_none():

@@ -360,13 +360,8 @@ async def _refusal(response: aiohttp.ClientResponse) -> str:
 
 
 def tls_of(settings: targets.TargetSettings) -> ssl.SSLContext | Literal[True]:
-    """Return a context for the settings' certificates; True: the usual one."""
-    if not settings.ca and not settings.certificate:
-        return True
-    context = ssl.create_default_context(cafile=settings.ca)
-    if settings.certificate:
-        context.load_cert_chain(settings.certificate, settings.key)
-    return context
+    """Return a context for the settings' certificates; True: the usual one. Raises InvalidRequest."""
+    return True if settings.tls == Tls() else settings.tls.context()
 
 
 def _one_line(text: str) -> str:

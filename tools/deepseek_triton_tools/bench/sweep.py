@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from deepseek_triton_client import Tls
 from deepseek_triton_tools.bench.expected import BenchPreset
 from deepseek_triton_tools.bench.load_process import LoadProgress
 from deepseek_triton_tools.bench.load_run import LoadProcesses, LoadRun, conversations_needed, processes_for
@@ -93,7 +92,6 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[LoadProgress], None]) -> It
     :raises ToolError: when the server can't be asked.
     """
     target = sweep.target
-    tls = Tls(ca=target.ca, certificate=target.certificate, key=target.key)
     number = sweep.processes or max(processes_for(point) for point in sweep.points)
     runs = [point for point in sweep.points for _ in range(sweep.repeat)]
     with LoadProcesses(number) as processes:
@@ -101,7 +99,7 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[LoadProgress], None]) -> It
             # Neighbouring seeds of a user mustn't share runs, as their sums with the position would.
             seed = int(np.random.SeedSequence((sweep.seed, position)).generate_state(1)[0])
             conversations = sweep.conversations(conversations_needed(point), seed)
-            with MetricsWatch(sweep.metrics_urls, own_urls=target.urls, token=target.token, tls=tls) as watch:
+            with MetricsWatch(sweep.metrics_urls, own_urls=target.urls, token=target.token, tls=target.tls) as watch:
                 measured = processes.run(target, point, conversations, seed=seed, on_progress=on_progress)
             yield SweepStep(
                 load=point,

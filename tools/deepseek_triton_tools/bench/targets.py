@@ -46,6 +46,10 @@ class TargetSettings:
     certificate: Path | None = None
     key: Path | None = None
 
+    @property
+    def tls(self) -> Tls:
+        return Tls(ca=self.ca, certificate=self.certificate, key=self.key)
+
 
 @dataclass(frozen=True, slots=True)
 class BenchAnswer:
@@ -159,7 +163,7 @@ def client_arguments(settings: TargetSettings) -> dict[str, Any]:
         "timeouts": Timeouts(total=settings.timeout_s, between_tokens=_STALLED_S),
         "retries": Retries(attempts=1),
         "balance": "round_robin",
-        "tls": Tls(ca=settings.ca, certificate=settings.certificate, key=settings.key),
+        "tls": settings.tls,
         "token": settings.token,
     }
 
