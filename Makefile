@@ -101,7 +101,8 @@ types: $(INSTALLED)  ## mypy, strict
 docs: $(INSTALLED)  ## build the documentation as a site into .cache/site, where a broken link is an error; run its snippets
 	@rm -rf .cache/site .cache/[0-9]*  # zensical's cache, whose --clean takes .cache/docs along
 	@$(BIN)/python -m deepseek_triton_tools.generated_files --site .cache/docs
-	@$(BIN)/zensical build --strict; site=$$?; $(PYTEST) -m documents && exit $$site
+	@if test -x $(BIN)/zensical; then $(BIN)/zensical build --strict; else echo "no site is built: Zensical needs Python 3.11"; fi; \
+	site=$$?; $(PYTEST) -m documents && exit $$site
 
 generated: $(INSTALLED)  ## write config.pbtxt, model.yaml and docs/contract.md again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files

@@ -156,6 +156,7 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Zensical needs Python 3.11")
 def test_the_site_loads_nothing_from_the_network(site):
     loaded = re.compile(r"""<(?:(?:script|img|iframe)[^>]*\ssrc|link[^>]*\shref)=["']?(https?:[^"' >]+)""")
     assert (site / "index.html").is_file()
