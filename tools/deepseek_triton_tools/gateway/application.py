@@ -49,7 +49,7 @@ def page_routes() -> list[Route]:
 
 def _page_route(path: str, name: str) -> Route:
     """One static file, which loads nothing else and runs no script but its own. A browser asks again by its ETag."""
-    body = resources.files("deepseek_triton_tools.gateway").joinpath("page", name).read_bytes()
+    body = resources.files("deepseek_triton_tools.gateway").joinpath(f"page/{name}").read_bytes()
     policy = {
         "default-src": "'none'",
         "connect-src": "'self'",
