@@ -44,6 +44,7 @@ WRONG = [  # the field, what only JSON can hold or what is no number, and what i
     ("top_p", math.inf, "a number, got inf"),
     ("seed", 2**64, "<= 18446744073709551615, got 18446744073709551616"),
     ("seed", -(2**63) - 1, ">= -9223372036854775808"),
+    ("seed", float(2**63), "send it as 'sampling_param_seed'"),
     ("ignore_eos", 1, "true or false, got 1"),
     ("ignore_eos", "yes", "true or false, got 'yes'"),
     ("stop", 7, "a string that is not empty, got 7"),

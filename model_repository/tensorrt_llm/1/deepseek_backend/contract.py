@@ -186,7 +186,8 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
     ),
     SamplingFieldSpec(
         "seed",
-        "Makes sampling repeatable; a negative seed s means 2^64 + s. Default: a new seed for each request.",
+        "Makes sampling repeatable; a negative seed s means 2^64 + s. Default: a new seed for each request. From "
+        "2^63 on it is sent as sampling_param_seed: Triton rounds the plain number, which is refused.",
         dtype=Dtype.UINT64,
         low=-(2**63),
         high=2**64 - 1,

@@ -123,6 +123,9 @@ def _check_text(field: SamplingFieldSpec, value: object) -> str:
 def _check_int(field: SamplingFieldSpec, value: object) -> int:
     # JavaScript has one kind of number, so some of its clients write 7.0.
     if isinstance(value, float) and value.is_integer():
+        if field.dtype is Dtype.UINT64 and abs(value) >= 2**53:  # Triton makes a float of a parameter from 2^63 on
+            hint = f"may have been rounded: send it as {field.tensor.name!r}"
+            raise ValueError(f"{field.name}: expected a whole number, got {quoted(value)}, which {hint}")
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{field.name}: expected a whole number, got {quoted(value)}")
