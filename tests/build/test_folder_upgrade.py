@@ -193,6 +193,7 @@ def test_a_file_that_was_removed_by_hand_stays_removed_until_it_is_generated_dif
     apply(folder, same)
     assert not (folder / "start.sh").exists()
     assert (folder / MODEL_PY).exists()
+    assert fates(plan(folder, same, keep="generated"))["start.sh"] == "restored"
 
     [(path, conflict)] = plan(folder).conflicts
     assert (path, conflict.why) == ("start.sh", "you removed it, and it is generated differently now")

@@ -91,7 +91,7 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
     home = model.resolve().parent if stamp.is_of_triton else model.resolve()
     if stamp.side and os.path.exists(home.parent / MANIFEST):  # a pair is built and upgraded as one
         home = home.parent
-    upgrade = f"deepseek-triton upgrade {shlex.quote(str(home))} --apply"
+    upgrade = f"deepseek-triton upgrade {shlex.quote(str(home))}"
     options = read_stamp(home, "")[0].text("options") or stamp.text("options") or "VARIANT"
     is_safe = options.isprintable() and not set(options) & set(";&|<>$`")  # a command from a stranger's folder
     build = f"deepseek-triton build {options if is_safe else 'VARIANT'} --output NEW"
@@ -117,7 +117,7 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
                 elif within.startswith("1/") and within != "1/model.yaml":
                     code = codes.CHANGED_PROGRAM
                 message = f"{safe_name(name)} was changed since it was generated"
-                fix = f"remove the file, and write the original again: {upgrade}"
+                fix = f"remove the file, and write the original again: {upgrade}{_again(name)}"
                 text = b"\n" if content is None else content  # it is too long to be read
                 fault = _syntax_error(text) if name.endswith(".py") else None
                 original = text if name.endswith(".py") else unpacked_text(stamp.values, name) or b""
@@ -128,22 +128,25 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
                     code, message = codes.BROKEN, f"{safe_name(name)} is not Python: {printable_line(fault.msg)}"
                 if code is codes.CHANGED:
                     fix = f"nothing, if that was meant; {build} writes the original in another folder"
-                elif is_settings(name):  # whose absence upgrade takes for the owner's wish
-                    fix = f"put the original back: {build} writes it in another folder"
                 yield code.finding(message, fix, file=file, line=None if fault is None else fault.lineno)
             if name.endswith(".sh") and not os.access(path, os.X_OK):
                 message = f"{safe_name(name)} can't be executed"
                 yield codes.NOT_EXECUTABLE.finding(message, "chmod +x it, or copy the folder with its modes", file=file)
-    for name in filter(is_settings, [*gone]):  # whose absence upgrade takes for the owner's wish
-        message, fix = f"{safe_name(name)} is gone since the folder was generated", f"put it back: {build}"
-        yield codes.MISSING_FILE.finding(message, f"{fix} writes it in another folder", file=gone.pop(name))
+    for name in filter(is_settings, [*gone]):
+        message, fix = f"{safe_name(name)} is gone since the folder was generated", f"write it again: {upgrade}"
+        yield codes.MISSING_FILE.finding(message, fix + _again(name), file=gone.pop(name))
     if gone:
         message = f"{first_names(gone)} {'is' if len(gone) == 1 else 'are'} gone since the folder was generated"
-        fix = f"write them again, with your edits kept: {upgrade}"
+        fix = f"write them again, with your edits kept: {upgrade} --apply"
         yield codes.MISSING_FILE.finding(message, fix, file=next(iter(gone.values())))
     for problem, files in unreadable.items():
         message, fix = f"{first_names(files)} can't be read: {problem}", "make them readable, for tritonserver too"
         yield codes.UNREADABLE.finding(message, fix, file=next(iter(files.values())))
+
+
+def _again(name: str) -> str:
+    """Return the options with which `upgrade` writes a file again; the removal of settings can be the owner's wish."""
+    return " --keep generated (shows what changes; --apply writes it)" if is_settings(name) else " --apply"
 
 
 def _syntax_error(program: bytes) -> SyntaxError | None:

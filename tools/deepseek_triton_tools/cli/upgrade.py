@@ -30,7 +30,7 @@ def add_options(verb: VerbParser) -> None:
     target.add_argument("--trtllm", metavar="RELEASE", help=help_text)
     target.add_argument("--vllm", metavar="VERSION", help="the same for vLLM")
     target.add_argument("--image", metavar="TAG", help="the same by the tag of the Triton container, such as 26.07")
-    help_text = "what wins where you and the generator have changed the same thing"
+    help_text = "what wins where you and the generator have changed the same thing, or you removed a file"
     verb.add_argument("--keep", choices=("yours", "generated"), help=help_text)
     help_text = "write it; the folder as it was stays beside it, as DIR.before-upgrade-1"
     verb.add_argument("--apply", action="store_true", help=help_text)

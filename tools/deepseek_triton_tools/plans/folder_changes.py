@@ -122,7 +122,7 @@ _FATES = {
     "restored": "gone, and written again",
     "removed": "removed, as it is no longer generated",
     "kept": "yours, kept as it is",
-    "absent": "removed by you, and not written again",
+    "absent": "removed by you, and written again only by --keep generated",
 }
 
 
