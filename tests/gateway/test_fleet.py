@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import time
 from collections import defaultdict
 from contextlib import aclosing, asynccontextmanager
 
@@ -12,7 +13,7 @@ import pytest
 from deepseek_triton_tools.gateway import fleet as fleet_module
 from deepseek_triton_tools.gateway import fleet_member
 from deepseek_triton_tools.gateway.fleet import Fleet, rendezvous_score
-from deepseek_triton_tools.gateway.settings import ServerAddress, SourceError, parse_source
+from deepseek_triton_tools.gateway.settings import ServerAddress, SharedTable, SourceError, parse_source
 from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
 
 URLS = A, B, C = [f"http://server-{number}:8000" for number in range(3)]
@@ -335,6 +336,20 @@ async def test_a_server_with_another_model_does_not_take_over_in_a_bad_moment(se
         servers[B].ready, servers[B].told = True, {"name": "deepseek-v3"}
         await until_state(fleet, B, "left out")
         servers[A].ready = True
+        await until(lambda: states(fleet) == {A: "up", B: "left out"})
+
+
+async def test_workers_have_the_model_of_the_one_that_was_first(servers, tmp_path):
+    servers[A].ready, servers[B].told = False, {"name": "deepseek-v3"}
+    async with fleet_of(servers, [A, B], last_up=SharedTable(tmp_path, "m")) as fleet:
+        await until_state(fleet, B, "up")
+        (tmp_path / "m").write_text("{")  # by one that was killed
+        await until(lambda: (tmp_path / "m").stat().st_size > 1)
+    servers[A].ready = True
+    async with fleet_of(servers, [A, B], last_up=SharedTable(tmp_path, "m")) as fleet:
+        await until(lambda: states(fleet) == {A: "left out", B: "up"})
+        # The others have gone on with A, while this worker did not run.
+        (tmp_path / "m").write_text(json.dumps({A: [time.monotonic(), "another"]}))
         await until(lambda: states(fleet) == {A: "up", B: "left out"})
 
 

@@ -43,7 +43,7 @@ def open_guard(tmp_path):
         key, line = new_key("ann")
         (tmp_path / "keys").write_text(f"# who\n\n{line} {words}  # her laptop\n")
         named = tuple(ModelSettings((), name) for name in models or [""])
-        guards.append(Guard(tmp_path / "keys", GatewaySettings(named, limits_file=tmp_path / "table")))
+        guards.append(Guard(tmp_path / "keys", GatewaySettings(named, shared_folder=tmp_path)))
         return guards[-1], key
 
     yield make

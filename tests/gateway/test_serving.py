@@ -26,7 +26,7 @@ from deepseek_triton_tools.gateway.serving import serve
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 def create_app(settings):
-    """Answers with the process and its limits file: at once, or when the file is there that the query names. `stuck`
+    """Answers with the process and its shared folder: at once, or when the file is there that the query names. `stuck`
     is for a request that goes on after it was cancelled."""
     async def app(scope, receive, send):
         if scope["type"] == "lifespan":
@@ -41,7 +41,7 @@ def create_app(settings):
             awaited = scope["query_string"].decode()
             while awaited and not os.path.exists(awaited):
                 await asyncio.sleep(0.01)
-            last = str(settings.limits_file)
+            last = str(settings.shared_folder)
         except asyncio.CancelledError:
             last = "stopped"
             if awaited == "stuck":
@@ -76,11 +76,11 @@ class Gateway:
         self.process = subprocess.Popen([*command, str(workers), str(drain_s)], env=environment, stderr=subprocess.PIPE)
 
     def ask(self):
-        """The process that answers, and its limits file. Waits for the start, and for one after a death."""
+        """The process that answers, and its shared folder. Waits for the start, and for one after a death."""
         for _ in range(600):
             try:
-                pid, limits = httpx.get(self.url).text.split()
-                return int(pid), limits
+                pid, shared = httpx.get(self.url).text.split()
+                return int(pid), shared
             except httpx.TransportError:
                 assert self.process.poll() is None
                 time.sleep(0.05)
@@ -114,7 +114,7 @@ def start(tmp_path):
 @pytest.mark.slow
 def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced_once_another_can_start(start, tmp_path):
     gateway = start(2)
-    [folder] = [Path(gateway.ask()[1]).parent]
+    folder = Path(gateway.ask()[1])
     before = gateway.workers(2)
     assert (folder.stat().st_mode & 0o777, b"secret" in (folder / "settings").read_bytes()) == (0o700, True)
 
@@ -130,7 +130,7 @@ def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced_once_another_
         gateway.released.touch()
         rest = "".join(chunks)
 
-    assert rest == str(folder / "limits")
+    assert rest == str(folder)
     assert str(wrong) in gateway.process.stderr.readline().decode()
     wrong.unlink()
     assert re.search(rf" {victim} .*-9", gateway.process.stderr.readline().decode())

@@ -16,6 +16,7 @@ from deepseek_triton_tools.gateway.settings import (
     ModelSettings,
     ServerAddress,
     ServerSource,
+    SharedTable,
     SourceError,
     parse_source,
 )
@@ -51,7 +52,8 @@ class Fleet:
     sources: where the list of servers comes from. context_sources: the same for context servers, which compute prompts
     of more than local_prefill_tokens for the others; without any, the others do all of each request. connect: makes a
     connection from a URL; connect_metrics: the same for metrics. metrics_port: of servers whose address names none;
-    None for no metrics. rng: draws servers for requests without affinity.
+    None for no metrics. rng: draws servers for requests without affinity. last_up: when each was up last, and with
+    which model, as all workers of the gateway know.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Fleet:
         rng: random.Random | None = None,
         context_sources: Sequence[ServerSource] = (),
         local_prefill_tokens: int = 0,
+        last_up: SharedTable | None = None,
     ) -> None:
         self._sources = [*sources, *context_sources]
         self._num_generation_sources = len(sources)
@@ -78,7 +81,7 @@ class Fleet:
         self._problems = [""] * len(self._sources)
         self._members: dict[str, FleetMember] = {}
         self._leaving: list[FleetMember] = []
-        self._identity = ""
+        self._last_up = last_up or SharedTable()
         self._model_info = ""
         self._watches: dict[FleetMember, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -300,14 +303,24 @@ class Fleet:
         self._leaving.remove(member)
         await member.close()
 
-    def _accept(self, member: FleetMember, identity: str) -> str:
-        """Why a server with this model may not take part; "" if it may. The model is that of the servers that are up.
-        When none has been for some time, the first to come decides."""
-        kept_since = time.monotonic() - MODEL_KEPT_S
-        if all(other.up_until <= kept_since for other in self._members.values() if other is not member):
-            self._identity, self._model_info = identity, member.model_info
-        if identity != self._identity:
-            return f"It has {identity}, and the other servers have {self._identity}"
+    def _accept(self, member: FleetMember) -> str:
+        """Why a server with its model may not take part; "" if it may, which is noted. The model is that of the others
+        that are up, as any worker knows. When none has been for some time, the first to come decides."""
+        now = time.monotonic()  # the same in all workers
+        with self._last_up.changing() as last_up:
+            last_up.pop(member.url, None)
+            kept = {
+                identity
+                for url, (at, identity) in last_up.items()
+                if (other := self._members.get(url)) and max(at, other.up_until) > now - MODEL_KEPT_S
+            }
+            if kept and member.identity not in kept:
+                return f"It has {member.identity}, and the other servers have {' and '.join(kept)}"
+            last_up[member.url] = now, member.identity
+        if member.state == "up":
+            return ""
+        if not kept:
+            self._model_info = member.model_info
         least = min((other.max_seq_len for other in self._up(member.role)), default=member.max_seq_len)
         if member.max_seq_len != least:
             text = "%s has max_seq_len %d, and others of its model %d, so what is between both fails at some of them"
@@ -371,7 +384,7 @@ def _share(load: Load, total: Load) -> float:
     return (of_sequences + load.tokens / total.tokens) / 2 if total.tokens else of_sequences
 
 
-def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:
+def open_fleet(model: ModelSettings, settings: GatewaySettings, last_up: SharedTable) -> Fleet:
     """The fleet of a model as the settings have it. Raises SourceError, or OSError for `upstream_ca`."""
     tls = ssl.create_default_context(cafile=settings.upstream_ca)
     headers = dict(settings.upstream_headers)
@@ -393,4 +406,5 @@ def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:
         # Without the secrets: metrics are plain HTTP, and Triton restricts nothing there.
         connect_metrics=lambda url: TritonServer(url, model.triton_model),
         metrics_port=settings.metrics_port,
+        last_up=last_up,
     )

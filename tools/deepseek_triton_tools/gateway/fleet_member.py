@@ -83,9 +83,8 @@ class FleetServer:
 class FleetMember:
     """Checks its server until it is stopped, and counts the requests on it.
 
-    server, metrics: the ways to it; None where it has no metrics. accept: is told the model, and returns why a
-    server with that model may not take part, or "". is_shared: it does parts of requests, so its engine has to be able
-    to.
+    server, metrics: the ways to it; None where it has no metrics. accept: returns why a server with its model may
+    not take part, or "". is_shared: it does parts of requests, so its engine has to be able to.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class FleetMember:
         *,
         server: TritonServer,
         metrics: TritonServer | None,
-        accept: Callable[[FleetMember, str], str],
+        accept: Callable[[FleetMember], str],
         role: Role = "generation",
         is_shared: bool = False,
     ) -> None:
@@ -104,7 +103,7 @@ class FleetMember:
         self._is_shared = is_shared
         self.state: State = "new"
         self.reason = "not yet asked"
-        self.model_info = ""
+        self.model_info = self.identity = ""
         self.max_seq_len = 0
         self.leaving = False
         self.server = server
@@ -337,8 +336,8 @@ class FleetMember:
             _log.info("%s: its metrics can be read now", self.url)
 
     async def _read_model(self) -> str:
-        """See which model it has, unless that is known. Returns why it can't be told, or ""."""
-        if self.state == "up" or self.leaving:
+        """See which model it has, unless that is known and fits. Returns why it can't be told, or ""."""
+        if self.leaving or (self.state == "up" and not self._accept(self)):
             return ""
         before = self._failures
         try:
@@ -347,12 +346,11 @@ class FleetMember:
             model = msgspec.json.decode(self.model_info, type=ToldModel)
         except (TimeoutError, UpstreamError, msgspec.MsgspecError, RecursionError) as error:
             return f"it does not tell its model: {error}"
-        self.max_seq_len = model.max_seq_len
+        self.identity, self.max_seq_len = model.identity, model.max_seq_len
+        reason = ""
         if self._is_shared and model.fields.request_type:
             reason = f"It can't share requests with another server: {model.fields.request_type}"
-        else:
-            reason = self._accept(self, model.identity)
-        if not reason and self._is_stuck and self._worked_at <= self._went_down_at:
+        elif self._is_stuck and self._worked_at <= self._went_down_at:
             self._drop_canary()
             try:
                 problem = await within(_CANARY_S, self._send_canary())
@@ -360,8 +358,9 @@ class FleetMember:
                 problem = _NO_TOKEN.format(_CANARY_S)
             if problem:
                 return problem
-        if self._failures == before:
+        if self._failures == before:  # last, because the other workers then know that it is up
             self._is_stuck = False
+            reason = reason or self._accept(self)
             self._enter("left out" if reason else "up", reason)
         return ""
 

@@ -233,7 +233,7 @@ class Guard:
         self._models = {model.name for model in settings.models}
         self._seen = _signature(keys_file)
         self._callers = self._read()
-        self._table = RateTable(settings.limits_file)
+        self._table = RateTable(settings.shared_folder and settings.shared_folder / "limits")
 
     def close(self) -> None:
         self._table.close()

@@ -18,7 +18,7 @@ from deepseek_triton_tools.gateway.guard import Caller, Guard
 from deepseek_triton_tools.gateway.observers import AccessLog, GatewayMetrics, HandledRequest
 from deepseek_triton_tools.gateway.openai_fields import OWN_TEMPERATURE, OpenAIError, given_fields, with_names
 from deepseek_triton_tools.gateway.responses_request import in_own_words, translated
-from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings, SharedTable
 from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
 
 _FIELD = re.compile(r"(?:sampling_param_)?([a-z_]+)(?=[\[.:,])")
@@ -230,7 +230,8 @@ class GatewayState:
         self.guard = Guard(settings.keys_file, settings) if settings.keys_file is not None else None
         self.observers = Observers(settings)
         self.models: Sequence[ModelFront] = [
-            ModelFront(model, open_fleet(model, settings)) for model in settings.models
+            ModelFront(model, open_fleet(model, settings, SharedTable(settings.shared_folder, f"model-{number}")))
+            for number, model in enumerate(settings.models)
         ]
         self._running: set[asyncio.Task[object]] = set()
         self.history: deque[dict[str, object]] = deque(maxlen=round(_HISTORY_S / _LOOK_S / _NUM_LOOKS))

@@ -65,7 +65,7 @@ def serve(settings: GatewaySettings, problems: Problems = tuple) -> None:
         folder = Path(name)
         metrics = folder / "metrics"
         metrics.mkdir()
-        shared = dataclasses.replace(settings, limits_file=folder / "limits")
+        shared = dataclasses.replace(settings, shared_folder=folder)
         (folder / _SETTINGS).write_bytes(pickle.dumps(shared))
         os.environ |= {_FOLDER_VARIABLE: name, "PROMETHEUS_MULTIPROC_DIR": str(metrics)}
         _run(f"{__name__}:worker_application", settings, problems)

@@ -2,12 +2,17 @@
 file. The command line and a file fill them in."""
 
 import asyncio
+import fcntl
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from deepseek_triton_client import InvalidRequest
 from deepseek_triton_client._core.client_settings import Endpoint
@@ -74,8 +79,33 @@ class GatewaySettings:
     """Certificates to trust for servers with https://, as PEM. None for the system's."""
     metrics_port: int | None = 8002
     """Where the servers' metrics are, on the host of each. None: they are not asked for."""
-    limits_file: Path | None = None
-    """Where several workers count what keys use; `serve` sets it. None for one process."""
+    shared_folder: Path | None = None
+    """Where several workers keep what all must know; `serve` sets it. None for one process."""
+
+
+class SharedTable:
+    """What all workers of a gateway know and change, as JSON in the folder; without one, of this process only."""
+
+    def __init__(self, folder: Path | None = None, name: str = "") -> None:
+        self._path = folder and folder / name
+        self._own: dict[str, Any] = {}
+
+    @contextmanager
+    def changing(self) -> Iterator[dict[str, Any]]:
+        """The others wait meanwhile."""
+        if self._path is None:
+            yield self._own
+            return
+        with self._path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process that has it
+            file.seek(0)
+            try:
+                table = msgspec.json.decode(file.read(), type=dict[str, Any])
+            except msgspec.DecodeError:  # it is new, or who wrote it was killed
+                table = {}
+            yield table
+            file.truncate(0)
+            file.write(msgspec.json.encode(table))
 
 
 _DNS_PREFIX = "dns+"
