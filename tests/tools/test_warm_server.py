@@ -252,9 +252,9 @@ def test_a_shape_that_the_server_stays_full_for_is_left_out(model_server, run, s
 
 
 def test_a_server_that_fails_is_a_failure_and_nobody_is_told_ready(model_server, run, tmp_path):
-    def ended(body):
+    def ended(finish_reason, body):
         yield {"text_output": "a"}
-        yield {"text_output": "", **END, "finish_reason": "cancelled", "num_output_tokens": 1}
+        yield {"text_output": "", **END, "finish_reason": finish_reason, "num_output_tokens": 1}
 
     class Gone(AsyncClient):
         async def ready(self):
@@ -274,8 +274,9 @@ def test_a_server_that_fails_is_a_failure_and_nobody_is_told_ready(model_server,
         model_server.answer = refusing(gone, lambda body: len(model_server.bodies) > 3)
         match = r"the server failed at 1 x 16 prompt tokens: .*the engine is gone"
         fails(match, input_lengths=(8, 16, 32), max_rounds=3)
-    model_server.answer = ended
-    fails("it is stopping")
+    for reason in ("cancelled", "timeout"):
+        model_server.answer = functools.partial(ended, reason)
+        fails(f"the server ended the answer: {reason}")
     model_server.answer = lambda body: iter([{"text_output": "a"}])  # torn, and the server is not ready any more
     fails(r"the server failed at 1 x 8 .*finish_reason", client=functools.partial(Gone, model_server.url))
     model_server.answer = refusing(InvalidRequest("no"))

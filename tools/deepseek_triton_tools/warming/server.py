@@ -313,8 +313,8 @@ def make_request(client: AsyncClient, metadata: ModelMetadata, max_tokens: int) 
             async with client.stream(prompt, timeouts=Timeouts(total=limit_s), **fields) as stream:
                 async for chunk in stream:
                     first_s = first_s or time.perf_counter() - began
-                    if chunk.finish_reason == "cancelled":
-                        return Cancelled("the server ended the answer: it is stopping")
+                    if chunk.finish_reason in ("cancelled", "timeout"):
+                        return Cancelled(f"the server ended the answer: {chunk.finish_reason}")
         except DeepseekTritonError as error:
             return error
         return first_s, time.perf_counter() - began
