@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 
 import pytest
@@ -84,6 +85,7 @@ def test_what_cant_be_built_is_one_line_and_leaves_nothing(tmp_path):
         (["--format", "vllm"], 2, "unknown format 'vllm'"),
         (["--format", "ctx"], 2, "ctx is a profile: --profile ctx"),
         (["--gpus", "4"], 1, "--gpus 8"),
+        (["--model", "~/no/R1"], 2, os.path.expanduser("~/no/R1")),
         (["--write-quant-config"], 2, "expected --model with its folder"),
         (["--set", "nonsense=1"], 1, "nonsense is not an LLM argument"),
     ):
@@ -223,12 +225,12 @@ def test_a_folder_with_w4a16_weights_is_for_vllm(tmp_path):
         assert "w4a16, profile balanced" in built(tmp_path / f"out{number}", *argv, "--engine", "vllm")
 
 
-def test_a_relative_folder_is_a_folder_in_every_format(tmp_path, monkeypatch):
+def test_a_relative_folder_is_written_as_an_absolute_one(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     checkpoint(tmp_path / "models/r1")
     monkeypatch.chdir(tmp_path)
     built("out", *R1, "--model", "models/r1", "--format", "trtllm-bench")
-    assert "--model deepseek-ai/DeepSeek-R1 --model_path ./models/r1" in (tmp_path / "out/bench.sh").read_text()
+    assert f"--model_path {tmp_path}/models/r1" in (tmp_path / "out/bench.sh").read_text()
 
 
 PAIR = ["deepseek-v3", "--gpu", "h200", "--profile", "disagg"]

@@ -105,10 +105,11 @@ def test_a_repository_for_tensorrt_llm(bare, r1, capsys):
     assert (can["demo"], can["simulated"], can["launch-local"]) == (True, True, False)
     assert not [check for check in found if check.startswith("check:")]  # but for the checkpoint, which is said once
     path = r1 / "tensorrt_llm/1/model.yaml"
-    path.write_text(path.read_text().replace("max_batch_size:", "max_bach_size:", 1))
+    path.write_text(path.read_text().replace("max_batch_size:", "max_bach_size:", 1).replace("/no/R1", "~/no/R1"))
     code, said = document(capsys, str(path))  # as trtllm-serve takes it; its folder is the repository then
     assert code == 1
     assert by_check(said)["repository"]["result"].startswith(f"{path.parent}, ")
+    assert by_check(said)["checkpoint"]["result"].endswith("/~/no/R1 is not there")
     [wrong] = [found for found in said["findings"] if "max_bach_size" in found["result"]]
     assert (wrong["check"][:6], "model.yaml:" in wrong["result"]) == ("check:", True)
 

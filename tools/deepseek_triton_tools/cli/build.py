@@ -34,10 +34,11 @@ def add_options(verb: VerbParser) -> None:
 
 def _build(args: argparse.Namespace) -> int:
     from deepseek_triton_build import DISAGGREGATED
-    from deepseek_triton_tools.cli.plan_request import pair_request, plan_request
+    from deepseek_triton_tools.cli.plan_request import absolute_model, pair_request, plan_request
 
     if args.format == "vllm-serve" and args.engine is None:
         args.engine = "vllm"  # the format has no other
+    args.model = absolute_model(args.model)
     request = replace(plan_request(args), dynamo=args.dynamo, kv_routing=args.kv_routing)
     if request.profile == DISAGGREGATED:
         from deepseek_triton_tools.plans.build_summary import build_pair

@@ -34,7 +34,7 @@ from deepseek_triton_build.catalog import (
     variants,
     vllm_for_container,
 )
-from deepseek_triton_build.text import UNREADABLE_YAML, is_path, nearest_name, printable_line, short_repr
+from deepseek_triton_build.text import UNREADABLE_YAML, is_path, nearest_name, printable_line, safe_name, short_repr
 from deepseek_triton_tools.cli.parsing import VerbParser, require_tools
 from deepseek_triton_tools.cli.plan_options import add_plan_options, preset_or_file
 from deepseek_triton_tools.terminal.output_streams import complain
@@ -102,10 +102,6 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     if args.model and model and not is_path(model):
         if "/" in model and not variant_of_model(model):
             complain(f"note: {model} is not a folder here; the engine will take it for a Hugging Face name")
-    elif args.model and model and not model.startswith("/"):
-        complain(
-            f"note: --model {model} is written as given; in the container it is looked up from where the server starts"
-        )
     elif args.model and model and not os.path.exists(model):
         complain(f"note: {model} is not on this machine; the container must have it there")
     request = PlanRequest(
@@ -555,6 +551,19 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
         left = cut_summary(facts.cut, architecture)
         complain(f"note: --model {model} is cut: it has {left}, so its answers are noise")
     return facts.precision
+
+
+def absolute_model(model: str | None) -> str | None:
+    """Return --model with a folder here as an absolute path, for no container has another one.
+
+    Raises OptionError for a path that is neither here nor absolute.
+    """
+    full = os.path.abspath(os.path.expanduser(model or "/"))
+    if not model or os.path.isabs(model) or "://" in model or not (is_path(model) or os.path.isdir(full)):
+        return model
+    if not os.path.exists(full):
+        raise OptionError(f"--model {safe_name(model)}: expected an absolute path; give --model {safe_name(full)}")
+    return full
 
 
 def _model(given: str | None, named: _Named, precision: str | None) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deepseek_triton_build.catalog import containers, gpus, last_image, vllm_drivers
 from deepseek_triton_build.check import NO_MODEL_HERE, CheckedModel, Report, read_stamp, read_yaml
+from deepseek_triton_build.text import is_path
 from deepseek_triton_tools.doctor.findings import (
     NEED_REPOSITORY,
     TENSORRT_LLM,
@@ -89,7 +90,7 @@ def _checkpoint(repository: Path, checked: CheckedModel, model: Path | None) -> 
         return os.path.abspath(model)
     # The backend too takes a relative path from model.yaml's folder.
     inside = (repository / checked.file).parent / checked.model
-    if checked.engine == "reference" or checked.model.startswith((".", "/")) or os.path.exists(inside):
+    if checked.engine == "reference" or is_path(checked.model) or os.path.exists(inside):
         return os.path.abspath(inside)
     return checked.model
 
