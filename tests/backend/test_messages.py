@@ -191,6 +191,7 @@ def named(name):
 
 
 ONE, TWO = [tool("f")], [tool("f"), tool("g", description="G", parameters={"type": "object"})]
+EXTRA = {"cache_control": {"type": "ephemeral"}, "parameters": {}, "params": {}, "output_schema": {"type": "object"}}
 
 
 CHOICES = [
@@ -204,6 +205,7 @@ CHOICES = [
     (ONE, "required", ToolUse(tools=ONE, required=True, name="f")),
     (TWO, named("g"), ToolUse(tools=TWO, required=True, name="g")),
     ([tool("f", description=None, strict=True)], None, ToolUse(tools=[tool("f", strict=True)])),
+    ([tool("f", **EXTRA)], None, ToolUse(tools=[tool("f", **EXTRA)])),
 ]
 REFUSED_TOOLS = [
     ("{", None, r"^tools: expected a JSON array, got '\{' \(Expecting"),
@@ -216,6 +218,8 @@ REFUSED_TOOLS = [
     ([tool("a b")], None, r"^tools\[0\].function.name: .*, got 'a b'$"),
     ([tool("f", description=1)], None, r"^tools\[0\].function.description: expected text, got 1$"),
     ([tool("f", parameters=[])], None, r"^tools\[0\].function.parameters: expected a JSON schema, .* got \[\]$"),
+    ([tool("f", paramters={})], None, r"^tools\[0\].function: no key 'paramters'; did you mean 'parameters'"),
+    ([tool("f", input={"type": "object"})], None, r"^tools\[0\].function: no key 'input'; did you mean 'param"),
     ([tool("f", x="\ud83d")], None, r"^tools: expected whole characters"),
     ([*TWO, tool("f")], None, r"^tools: expected each name once, got 'f' twice$"),
     ([tool(f"f{n}") for n in range(129)], None, r"^tools: expected at most 128, got 129$"),

@@ -182,6 +182,7 @@ THEIR_ERRORS = {
         "input.role: expected user, got 'it\\'s messages, too'",
     ),
     "[E_INVALID_ARGUMENT] tools[1].function.name: expected 1": ("tools", "tools[1].name: expected 1"),
+    "[E_INVALID_ARGUMENT] tools[1].function: no key 'a'": ("tools", "tools[1]: no key 'a'"),
     '[E_INVALID_ARGUMENT] tools: got "my messages 1"': ("tools", 'tools: got "my messages 1"'),
     "[E_UNSUPPORTED] guided_json is for engines that have it": (None, "guided_json is for engines that have it"),
     "[E_UNSUPPORTED] guided_json: no engine has it": ("text", "guided_json: no engine has it"),

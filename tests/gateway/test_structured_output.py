@@ -10,7 +10,7 @@ from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
-NAMED = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": SCHEMA}}
+NAMED = {"type": "json_schema", "json_schema": {"name": "a", "description": "d", "strict": True, "schema": SCHEMA}}
 TAG = {"type": "structural_tag", "structures": [], "triggers": []}
 
 
@@ -19,7 +19,7 @@ def test_a_form_becomes_a_field_of_the_contract():
         ({}, {}),
         ({"response_format": None}, {}),
         ({"response_format": {"type": "text"}}, {}),
-        ({"response_format": {"type": "json_object"}}, {"guided_json_object": True}),
+        ({"response_format": {"type": "json_object", "json_schema": None}}, {"guided_json_object": True}),
         ({"response_format": NAMED}, {"guided_json": SCHEMA_TEXT}),
         ({"response_format": {"type": "regex", "regex": "a+"}}, {"guided_regex": "a+"}),
         ({"response_format": {"type": "ebnf", "ebnf": 'root ::= "a"'}}, {"guided_grammar": 'root ::= "a"'}),
@@ -49,6 +49,11 @@ def test_a_wrong_form_is_refused_by_name(subtests):
         ({"response_format": {}}, "response_format.type: expected"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: expected an object, got nothing"),
         ({"response_format": schema}, "response_format.json_schema.schema: expected a JSON schema, got nothing"),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format: unknown field 'schema'"),
+        ({"response_format": {**NAMED, "type": "text"}}, "response_format: unknown field 'json_schema'"),
+        ({"response_format": {**NAMED, "strict": True}}, "response_format: unknown field 'strict'"),
+        ({"response_format": {"type": "ebnf", "ebnf": "a", "regex": "a"}}, "response_format: unknown field 'regex'"),
+        ({"response_format": schema | {"json_schema": {"x": 1}}}, "response_format.json_schema: unknown field 'x'"),
         ({"response_format": {"type": "regex"}}, "response_format.regex: expected a text, got nothing"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs: expected one of json, json_object, regex"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs: expected one of"),

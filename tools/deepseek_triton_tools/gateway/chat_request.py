@@ -20,6 +20,7 @@ from deepseek_triton_tools.gateway.openai_fields import (
     boolean,
     check_names,
     choices,
+    closed_object,
     given_fields,
     invalid,
     json_text,
@@ -104,16 +105,15 @@ def format_of_responses(text_format: object) -> object:
 def _of_response_format(value: object) -> dict[str, object]:
     document = an_object("response_format", value)
     match kind := document.get("type"):
-        case "text":
-            return {}
-        case "json_object":
-            return {"guided_json_object": True}
+        case "text" | "json_object":
+            closed_object("response_format", document, ("type",))
+            return {} if kind == "text" else {"guided_json_object": True}
         case "json_schema":
-            schema = document.get("json_schema")
-            if not isinstance(schema, dict):
-                raise wrong(name := "response_format.json_schema", "an object", schema, param=name)
+            schema = closed_object("response_format", document, ("type", kind)).get(kind)
+            schema = closed_object(f"response_format.{kind}", schema, ("name", "description", "schema", "strict"))
             return _of_word("json", "response_format.json_schema.schema", schema.get("schema"))
         case "regex" | "ebnf" as word:  # TensorRT-LLM's
+            closed_object("response_format", document, ("type", word))
             return _of_word("grammar" if word == "ebnf" else word, f"response_format.{word}", document.get(word))
         case "structural_tag":
             return _of_word("structural_tag", "response_format", document)
@@ -372,7 +372,9 @@ def _template_arguments(given: Mapping[str, object]) -> dict[str, object]:
     if "enable_thinking" in arguments:
         switches["chat_template_kwargs.enable_thinking"] = arguments.pop("enable_thinking")
     if "thinking" in given:
-        kind = an_object("thinking", given["thinking"]).get("type")
+        # Clients of other APIs send more than the type.
+        keys = ("type", "budget_tokens", "display", "clear_thinking", "keep")
+        kind = closed_object("thinking", given["thinking"], keys).get("type")
         if kind not in ("enabled", "adaptive", "disabled"):
             raise wrong("thinking.type", "enabled, adaptive or disabled", kind)
         switches["thinking.type"] = kind != "disabled"

@@ -3,7 +3,7 @@ the errors that name them."""
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TypeVar
 
@@ -135,6 +135,16 @@ boolean = _of_type(bool, "true or false")
 text = _of_type(str, "a text")
 a_list: Callable[[str, object], list[object]] = _of_type(list, "a list")
 an_object: Callable[[str, object], dict[str, object]] = _of_type(dict, "an object")
+
+
+def closed_object(name: str, value: object, keys: Collection[str]) -> dict[str, object]:
+    """An object with none but these keys. A null is the same as absent."""
+    found = an_object(name, value)
+    for key in found:
+        if found[key] is not None and key not in keys:
+            message = f"{name}: unknown field {key!r:.80}; expected none but {', '.join(keys)}."
+            raise invalid(message, param=name, code="unknown_parameter")
+    return found
 
 
 def texts(name: str, value: object) -> list[str]:
@@ -313,12 +323,11 @@ def choices(given: Mapping[str, object]) -> tuple[int, int, int, dict[str, objec
 
 def stream_options(given: Mapping[str, object]) -> tuple[bool, bool]:
     """Whether a stream ends with its usage, and whether each chunk has it."""
-    options = an_object("stream_options", given.get("stream_options", {}))
+    keys = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+    options = closed_object("stream_options", given.get("stream_options", {}), keys)
     if options and not given.get("stream"):
         raise invalid("stream_options is for requests with stream true.", param="stream_options")
     for name, value in options.items():
-        if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
-            raise invalid(f"stream_options: unknown field {name!r:.80}.", param="stream_options")
         if value is not None:
             boolean(f"stream_options.{name}", value)
     continuous = bool(options.get("continuous_usage_stats"))

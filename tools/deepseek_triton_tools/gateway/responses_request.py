@@ -12,7 +12,7 @@ from deepseek_triton_tools.gateway.chat_request import ChatRequest, format_of_re
 from deepseek_triton_tools.gateway.openai_fields import (
     OpenAIError,
     a_list,
-    an_object,
+    closed_object,
     given_fields,
     invalid,
     text,
@@ -215,7 +215,7 @@ def read_responses_request(document: object) -> ResponsesRequest:
 
 def in_own_words(error: OpenAIError) -> OpenAIError:
     """An error of the chat request, or of the model's server, with the names that fields have in this API."""
-    message = re.sub(r"^(tools\[\d+\])\.function\.", r"\1.", _PLACE_OF_A_MESSAGE.sub("messages", error.message))
+    message = re.sub(r"^(tools\[\d+\])\.function(?=[.:])", r"\1", _PLACE_OF_A_MESSAGE.sub("messages", error.message))
     message = with_names(message, _OWN_WORDS)
     chats = (error.param or "").partition(".")[0]
     param = _OWN_WORDS[chats].partition(".")[0] if chats in _OWN_WORDS else error.param
@@ -267,16 +267,18 @@ def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
         if not isinstance(tool, dict):
             raise wrong(f"tools[{at}]", "an object", tool)
         if tool.get("type") != "function":
-            message = (
-                f"tools[{at}].type: expected function, got {tool.get('type')!r}. The gateway runs no tools itself."
-            )
+            message = f"tools[{at}].type: expected function, got {tool.get('type')!r}. The gateway runs no tools."
             raise invalid(message, param="tools", code="unsupported_value")
         _refuse_chats_form(f"tools[{at}]", tool)
-        names = ("name", "description", "parameters", "strict")
+        names = ["name", "description", "parameters", "strict"]
+        if tool.get("parameters") is None:  # the server finds them misspelt
+            without = ("type", "allowed_callers", "defer_loading", "output_schema", *names)
+            names += [name for name in tool if name not in without]
         functions.append({name: tool[name] for name in names if tool.get(name) is not None})
     if isinstance(choice, dict):
         match kind := choice.get("type"):
             case "allowed_tools":
+                closed_object("tool_choice", choice, ("type", "mode", "tools"))
                 allowed = {
                     str(tool.get("name")) if isinstance(tool, dict) else ""
                     for tool in a_list("tool_choice.tools", choice.get("tools"))
@@ -303,8 +305,7 @@ def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
 def _answer_form(given: Mapping[str, object]) -> dict[str, object]:
     """The answer's form, log-probabilities and how much the model may think."""
     chat: dict[str, object] = {}
-    text_format = an_object("text", given.get("text", {})).get("format")
-    if text_format is not None:
+    if (text_format := closed_object("text", given.get("text", {}), ("format", "verbosity")).get("format")) is not None:
         chat["response_format"] = format_of_responses(text_format)
     include = a_list("include", given.get("include", []))
     for name in include:
@@ -313,7 +314,7 @@ def _answer_form(given: Mapping[str, object]) -> dict[str, object]:
             raise invalid(message, param="include", code="unsupported_value")
     if _INCLUDED_LOGPROBS in include or given.get("top_logprobs"):
         chat["logprobs"] = True
-    effort = an_object("reasoning", given.get("reasoning", {})).get("effort")
-    if effort is not None:
+    keys = ("effort", "summary", "generate_summary", "context", "mode")
+    if (effort := closed_object("reasoning", given.get("reasoning", {}), keys).get("effort")) is not None:
         chat["reasoning_effort"] = effort
     return chat

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from deepseek_backend.contract import MAX_MESSAGES, MAX_TOOLS
@@ -87,6 +88,14 @@ def _tool(where: str, tool: object) -> Mapping[str, Any]:
         raise ValueError(f"{where}.function.description: expected text, got {quoted(description)}")
     if parameters is not None and not isinstance(parameters, dict):
         raise ValueError(f"{where}.function.parameters: expected a JSON schema, an object, got {quoted(parameters)}")
+    # Clients add keys of their own. One that stands where a known one should is refused.
+    absent = [key for key in ("parameters", "description", "strict") if function.get(key) is None]
+    for key, value in list(function.items())[:20]:  # a request may give thousands
+        meant = get_close_matches(key[:64], absent, n=1, cutoff=0.7)
+        if not meant and "parameters" in absent and isinstance(value, dict) and value.get("type") == "object":
+            meant = ["parameters"]
+        if meant and value is not None:
+            raise ValueError(f"{where}.function: no key {quoted(key)}; did you mean {meant[0]!r}?")
     # Clients write null for "not given", and a template would show it.
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
