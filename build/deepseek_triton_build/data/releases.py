@@ -84,14 +84,21 @@ class Release:
     version: str
     default_backend: Literal["pytorch", "tensorrt"]
     """The engine that LLM() runs unless the LLM arguments give `backend`."""
-    text: str = field(repr=False)
-    """The record's YAML text, which is written into a repository."""
     record: Mapping[str, Any] = field(repr=False)
     """The record, parsed: sampler, mpi, quirks and the Python interface are read from here."""
     classes: Mapping[str, LlmClass] = field(repr=False)
     features: Mapping[str, bool | None] = field(repr=False)
     """Whether something works with DeepSeek, by its name; None: the public sources don't settle it. Every record has
     the same names."""
+
+    @property
+    def text(self) -> str:
+        """The record as YAML, which is written into a repository: its file, or all where that has only differences."""
+        if "before" not in self.record:
+            return read_data(f"records/trtllm-{self.version}.yaml")
+        import yaml
+
+        return str(yaml.safe_dump(self.record, sort_keys=False))
 
     @property
     def containers(self) -> tuple[str, ...]:
@@ -258,18 +265,15 @@ def release_for_container(tag: str) -> Release:
 
 @cache
 def _load(version: str) -> Release:
-    file = f"records/trtllm-{version}.yaml"
-    text = read_data(file)
-    record = load_yaml(file)
+    record = load_yaml(f"records/trtllm-{version}.yaml")
     if before := record.get("before"):
         # What differs is listed by classes and features, everything else by sections.
         known = _load(before).record
-        both = {name: {**known[name], **record[name]} for name in ("classes", "features")}
+        both = {name: {**known[name], **record.get(name, {})} for name in ("classes", "features")}
         record = {**known, **record, **both}
     return Release(
         version=record["release"],
         default_backend=record["default_backend"],
-        text=text,
         record=record,
         classes={name: _llm_class(name, record["classes"]) for name in record["classes"]},
         features={
