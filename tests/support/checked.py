@@ -5,6 +5,7 @@ import struct
 import tempfile
 from pathlib import Path
 
+from deepseek_triton_build.catalog import RELEASES
 from deepseek_triton_build.check import CheckOptions, check_repository
 
 CHECKOUT = Path(__file__).parents[2] / "model_repository"
@@ -26,7 +27,7 @@ triton_config:
   decoupled: true
   max_batch_size: 0
 """
-OPTIONS = CheckOptions(release="1.2.1", gpu="h200", num_gpus=8)
+OPTIONS = CheckOptions(release=RELEASES[0], gpu="h200", num_gpus=8)
 
 
 def write(root, *, model_yaml=MODEL_YAML, config=CONFIG, ours=True):

@@ -239,5 +239,6 @@ def test_the_generators_page_names_everything_there_is():
         assert f"| {', '.join(load_release(release).containers)} |" in page
     assert last_image()[1:] in page
     assert f"| {RELEASES[0]} (default) |" in page
+    assert f"{load_release(RELEASES[0]).containers[0]}-trtllm" in read("docs/getting-started.md")
     defaults = {f"(default: {RELEASES[0]})", f"(default: {DEFAULT_VLLM}, "}
     assert {said for said in defaults if said not in read("tools/deepseek_triton_tools/cli/plan_options.py")} == set()
