@@ -139,6 +139,8 @@ def test_the_table_keeps_prometheus_rules():
 
 def test_every_method_ends_in_a_number(metrics, triton, publisher):
     metrics.accepted(4)
+    metrics.first_token(0.5)
+    metrics.tokens(2, 0.5)
     metrics.refused(ErrorCode.OVERLOADED)
     metrics.aborted("deadline")
     metrics.ended("stop", 3.0, num_input_tokens=100, num_output_tokens=40, num_cached_tokens=64)
@@ -151,6 +153,9 @@ def test_every_method_ends_in_a_number(metrics, triton, publisher):
     for name, series in triton.made:
         bucket = {"le"} if name.endswith("_bucket") else set()
         assert set(series.labels) == declared[name] | bucket
+    counted = {name for name, series in triton.made if series.value}
+    # The information is test_info_says_what_is_served's.
+    assert [one.name for one in FAMILIES if not counted & {one.name, *one.series_names}] == [f"{PREFIX}info"]
     assert triton["requests_accepted_total"] == 1
     assert triton["sequences_accepted_total"] == 4
     assert triton.at("requests_refused_total", code="E_OVERLOADED") == 1

@@ -35,7 +35,10 @@ def run(program: str, *argv: object) -> str:
 def test_every_example_is_listed_and_run():
     programs = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
     readme, tests = (EXAMPLES / "README.md").read_text(), Path(__file__).read_text()
-    assert {name for name in programs if f"[{name}]({name})" not in readme or f'"{name}"' not in tests} == set()
+    rows = {
+        name: rf"\| \[{name}\]\({name}\) .*`{'python ' * name.endswith('.py')}examples/{name} \[" for name in programs
+    }
+    assert {name for name in programs if not re.search(rows[name], readme) or f'"{name}"' not in tests} == set()
 
 
 def test_curl(simulated_server):
