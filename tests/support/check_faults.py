@@ -428,4 +428,5 @@ def missed(base):
 
 
 if __name__ == "__main__":
-    print(*(row for base in TABLE for row in missed(base).items()), f"of {len(FAULTS)}", sep="\n")
+    rows = [row for base in TABLE for row in missed(base).items()]
+    print(*rows, f"{len(rows)} missed of {len(FAULTS)}", sep="\n")
