@@ -117,6 +117,8 @@ def test_a_field_is_refused_with_the_reason():
         assert [chat(**{name: value}) for value in (None, *harmless)] == [chat()] * (1 + len(harmless)), name
 
 
+CALL = {"call_id": "a", "name": "f", "arguments": "{}"}
+ITEMS = {"input": [CALL | {"type": f"function_call{end}"} for end in ("", "_output", "", "", "_output")]}
 NO_FORM = "it has no guided decoding"
 SENT = [  # the request's path and fields, the server's error, and what of it the client reads
     (CHAT, {"guided_choice": ["a"]}, f"guided_regex: {NO_FORM}", f"guided_choice: {NO_FORM}"),
@@ -143,6 +145,8 @@ SENT = [  # the request's path and fields, the server's error, and what of it th
     (COMPLETION, {"prompt": "Hi"}, "text_input: expected less", "prompt: expected less"),
     ("/tokenize", {"prompt": ""}, "text_input: expected more", "prompt: expected more"),
     (RESPONSE, {"input": "Hi", "text": {"format": FORM}}, f"guided_json_object: {NO_FORM}", f"text.format: {NO_FORM}"),
+    (RESPONSE, ITEMS, "messages[3].tool_call_id: got 'b'", "input[4].call_id: got 'b'"),
+    (RESPONSE, ITEMS, "messages[2].tool_calls[1].function.name: got ''", "input[3].name: got ''"),
     (RESPONSE, {"input": "Hi", "guided_choice": ["a"]}, f"guided_regex: {NO_FORM}", f"guided_choice: {NO_FORM}"),
 ]
 

@@ -17,7 +17,7 @@ from deepseek_triton_tools.gateway.fleet import Fleet, open_fleet
 from deepseek_triton_tools.gateway.guard import Caller, Guard
 from deepseek_triton_tools.gateway.observers import AccessLog, GatewayMetrics, HandledRequest
 from deepseek_triton_tools.gateway.openai_fields import OWN_TEMPERATURE, OpenAIError, given_fields, with_names
-from deepseek_triton_tools.gateway.responses_request import in_own_words, translated
+from deepseek_triton_tools.gateway.responses_request import in_own_words, translated, with_item
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings, SharedTable
 from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
 
@@ -63,7 +63,9 @@ def openai_error(error: UpstreamError, route: str, document: object = None) -> O
     sent = given_fields(document) if isinstance(document, dict) else {}
     is_response = route.startswith("/v1/responses")
     if sent:
-        message = with_names(message, sent_names(translated(sent)[0] if is_response else sent))
+        chat = translated(sent)[0] if is_response else sent
+        message = with_names(message, sent_names(chat))
+        message = with_item(message, sent["input"], chat["messages"]) if is_response else message
     status, code, form = CODES.get(error.code, _NO_CODE)
     retry_after_s = (error.retry_after_s or 1.0) if error.code in ("E_OVERLOADED", "E_UNAVAILABLE") else None
     kind = "invalid_request_error" if status == 400 else "server_error"

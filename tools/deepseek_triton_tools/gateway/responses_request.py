@@ -6,7 +6,8 @@ made of one model's turn each. Here one turn of the assistant is one message aga
 
 import re
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from deepseek_triton_tools.gateway.chat_request import ChatRequest, format_of_responses, read_chat_request
 from deepseek_triton_tools.gateway.openai_fields import (
@@ -219,9 +220,18 @@ def in_own_words(error: OpenAIError) -> OpenAIError:
     message = with_names(message, _OWN_WORDS)
     chats = (error.param or "").partition(".")[0]
     param = _OWN_WORDS[chats].partition(".")[0] if chats in _OWN_WORDS else error.param
-    return OpenAIError(
-        error.status, message, kind=error.kind, param=param, code=error.code, retry_after_s=error.retry_after_s
-    )
+    return replace(error, message=message, param=param)
+
+
+def with_item(message: str, items: object, messages: Any) -> str:
+    """The server's message with the item that is a call or a result, for its place among the chat's messages."""
+    found = re.match(r"messages\[(\d+)\]\.(?:tool_calls\[(\d+)\]\.function\.|tool_(?=call_id))", message)
+    if not found or not isinstance(items, list):
+        return message
+    before, call = messages[: int(found[1])], found[2]
+    number = sum(len(turn.get("tool_calls", ())) if call else turn["role"] == "tool" for turn in before)
+    places = [at for at, item in enumerate(items) if item.get("type") == f"function_call{'' if call else '_output'}"]
+    return f"input[{places[number + int(call or 0)]}].{message[found.end() :]}"
 
 
 def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
