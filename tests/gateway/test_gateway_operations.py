@@ -4,13 +4,17 @@ import json
 import re
 import socket
 from contextlib import contextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from deepseek_triton_tools.gateway import guard
 from deepseek_triton_tools.gateway.guard import new_key
+from deepseek_triton_tools.gateway.model_front import GatewayState
 from deepseek_triton_tools.gateway.observers import AccessLog, HandledRequest
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
+from deepseek_triton_tools.gateway.triton_call import Load
 from gateway.asking import BODIES, CHAT, error_of
 from support.leaving_client import leaving
 from support.raw_triton import RawTriton, answer, event, gateway_before
@@ -165,6 +169,23 @@ def test_a_gateway_without_servers_is_not_ready(gateway):
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
         metrics = client.get("/metrics").text
     assert re.search(r'deepseek_triton_gateway_server_up\{server="http://127.0.0.1:\d+"\} 1.0', metrics)
+
+
+async def test_workers_share_one_history_in_which_a_server_of_two_models_counts_once(triton, tmp_path):
+    models = tuple(ModelSettings((triton.url,), name) for name in ("a", "b"))
+    workers = [GatewayState(GatewaySettings(models, metrics_port=None, shared_folder=tmp_path)) for _ in range(2)]
+    for worker in workers:
+        await worker.start()
+    [moment] = workers[0].history()
+    assert [moment] == workers[1].history()
+    assert (moment["servers"], moment["up"], moment["inflight"]) == (1, 1, 0)
+    for counts, inflight in {((3, 0), (1, 4)): 5, ((3, 0), (1, 0)): 4}.items():  # the latter where metrics are older
+        for model, (own, others) in zip(workers[0].models, counts, strict=True):
+            seen = [replace(server, own=Load(own), others=Load(others)) for server in model.fleet.servers()]
+            model.fleet.servers = lambda seen=seen: seen
+        assert workers[0].now()["inflight"] == inflight
+    for worker in workers:
+        await worker.close()
 
 
 def until_closed(client, request):

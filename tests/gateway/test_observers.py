@@ -87,7 +87,8 @@ def test_the_metrics_count_what_records_say():
     metrics.ends(answered())
     metrics.ends(answered(status=429, error_code="rate_limit_exceeded", server="", first_token_s=None, retries=0))
 
-    found = samples(metrics.text([("http://node1:8000", True), ("http://node2:8000", False)]))
+    of_two_models = [("http://node1:8000", True), ("http://node1:8000", False)]
+    found = samples(metrics.text([*of_two_models, ("http://node2:8000", False)]))
 
     name = "deepseek_triton_gateway_{}".format
     assert found[name("inflight_requests"),] == 1
@@ -98,7 +99,7 @@ def test_the_metrics_count_what_records_say():
     assert found[name("key_tokens_total"), "ann"] == 30
     assert found[name("generated_tokens_total"), "r1"] == 10
     assert found[name("server_requests_total"), "http://node1:8000", "200"] == 1
-    assert found[name("server_up"), "http://node2:8000"] == 0
+    assert [found[name("server_up"), f"http://node{number}:8000"] for number in (1, 2)] == [1, 0]
     assert found[name("time_to_first_token_seconds_sum"), "r1"] == pytest.approx(0.5)
     assert found[name("inter_token_latency_seconds_count"), "r1"] == 1
 

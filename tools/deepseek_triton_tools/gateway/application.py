@@ -134,7 +134,7 @@ async def fleet(request: ApiRequest) -> None:
     ]
     answer = {"workers": state.settings.workers, "models": models, "now": state.now()}
     if request.exchange.record.route == _HISTORY:
-        answer["history"] = [*state.history]
+        answer["history"] = state.history()
     await request.exchange.respond(200, msgspec.json.encode(answer))
 
 

@@ -6,9 +6,10 @@ import logging
 import re
 import time
 import uuid
-from collections import deque
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -218,7 +219,7 @@ _LOOK_S = 1.0
 """Between two looks at what runs, after which the metrics have it, and at the file of keys."""
 _NUM_LOOKS = 10
 """How many looks make one moment of the dashboard's history."""
-_HISTORY_S = 1800.0
+_NUM_MOMENTS = 180
 # For clients to read that their requests are ended. One that reads nothing must not hold up the stop.
 _LAST_WORDS_S = 2.0
 _HIDDEN = "another model is called {!r} too, and gets them all; --model NAME=URL gives a model its own name"
@@ -236,8 +237,7 @@ class GatewayState:
             for number, model in enumerate(settings.models)
         ]
         self._running: set[asyncio.Task[object]] = set()
-        self.history: deque[dict[str, object]] = deque(maxlen=round(_HISTORY_S / _LOOK_S / _NUM_LOOKS))
-        """The values of `now` in the last half hour."""
+        self._history = SharedTable(settings.shared_folder, "history")
 
     def runs(self, task: asyncio.Task[object]) -> None:
         """The task answers a request, and needs all of this until it has ended."""
@@ -255,16 +255,29 @@ class GatewayState:
         if self.guard is not None:
             self.guard.look()
         if number % _NUM_LOOKS == 0:
-            self.history.append(self.now())
+            self.history()
 
-    def now(self) -> dict[str, object]:
+    def history(self) -> list[dict[str, Any]]:
+        """The values of `now` in the last half hour, to which one of the workers adds each."""
+        with self._history.changing() as table:
+            moments: list[dict[str, Any]] = table.setdefault("moments", [])
+            if not moments or abs(time.time() - moments[-1]["at"]) > _LOOK_S * (_NUM_LOOKS - 1):
+                moments.append(self.now())
+            del moments[:-_NUM_MOMENTS]
+            return moments
+
+    def now(self) -> dict[str, Any]:
         """Return the numbers of the dashboard's tiles. `sums` grow, so two of them tell a rate."""
         servers = [server for model in self.models for server in model.fleet.servers()]
+        own, seen = Counter[str](), Counter[str]()
+        for server in servers:  # what one model has at a server is in `others` of another
+            own[server.url] += server.own.sequences
+            seen[server.url] = max(seen[server.url], server.own.plus(server.others).sequences)
         return {
             "at": time.time(),
-            "servers": len(servers),
-            "up": sum(server.state == "up" and not server.leaving for server in servers),
-            "inflight": sum(server.own.sequences + server.others.sequences for server in servers),
+            "servers": len(own),
+            "up": len({server.url for server in servers if server.state == "up" and not server.leaving}),
+            "inflight": (own | seen).total(),
             "sums": self.observers.metrics.sums(),
         }
 

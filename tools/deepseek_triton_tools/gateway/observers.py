@@ -244,10 +244,10 @@ class GatewayMetrics:
     def text(self, servers_up: Iterable[tuple[str, bool]] = (), *, names: bool = True) -> bytes:
         """All of it in Prometheus's text format, over all processes.
 
-        servers_up: URL, and whether it gets requests, as this process knows. names: with the series of single servers
-        and API keys.
+        servers_up: URL, and whether it gets requests, as this process knows: for one of its models is enough. names:
+        with the series of single servers and API keys.
         """
-        known = dict(servers_up)
+        known = dict(sorted(servers_up))  # the last word counts
         for server, is_up in known.items():
             self._gauges["server_up"].labels(server).set(is_up)
         return generate_latest(_PresentMetrics(self._of_all_processes(), known if names else None))
