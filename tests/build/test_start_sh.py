@@ -143,6 +143,9 @@ def test_a_dry_run_needs_neither_mpirun_nor_python(tmp_path):
 
     assert (done.returncode, done.stderr) == (0, "")
     assert commands_of(done.stdout)[1][0] == "python3"
+    done = subprocess.run([tmp_path / "r/start.sh"], env=environment | {"DRY_RUN": ""}, capture_output=True, text=True)
+    assert done.returncode == 127
+    assert ": python3 mpirun trtllm-llmapi-launch tritonserver; " in done.stderr
 
 
 @pytest.mark.slow
@@ -394,13 +397,16 @@ def test_all_refusals_are_printed_at_once(run):
     ]
 
 
-def test_the_exit_timeout_has_to_be_whole_seconds(run):
+def test_a_variable_that_is_no_such_number_is_refused(run):
     """The shell computes with the value, and would run a command inside an array index."""
     assert parts_of(run(R1, EXIT_TIMEOUT="").argv)[0]["--exit-timeout"] == "30"
     for value in ("08", "-1", "1.5", "1+1", "a[$(id)]", "9999999"):
         assert refusals(run(R1, EXIT_TIMEOUT=value)) == [
             f"start.sh: expected whole seconds as EXIT_TIMEOUT; got '{value}'"
         ]
+    others = {"HTTP_PORT": "x", "GRPC_PORT": "0", "METRICS_PORT": "65536", "READY_WITHIN": "-1", "MAX_RESTARTS": "1.5"}
+    ends = [f" as {name}; got '{value}'" for name, value in others.items()]
+    assert [line[line.index(" as ") :] for line in refusals(run(R1, **others))] == ends
 
 
 # Where the script lies

@@ -58,6 +58,11 @@ metrics_port="${METRICS_PORT:-8002}"
 http_address="${HTTP_ADDRESS:-0.0.0.0}"
 grpc_address="${GRPC_ADDRESS:-0.0.0.0}"
 metrics_address="${METRICS_ADDRESS:-$http_address}"
+for name in HTTP_PORT GRPC_PORT METRICS_PORT; do
+  if [[ ! "${!name:-1}" =~ ^[1-9][0-9]{0,4}$ || "${!name:-1}" -gt 65535 ]]; then
+    refuse "expected a port as $name; got '${!name}'"
+  fi
+done
 
 # EXIT_TIMEOUT: seconds that open requests have to finish when the server is told to stop. Give whatever stops this
 #   script (docker stop -t, terminationGracePeriodSeconds) at least 20 seconds more.
@@ -70,6 +75,12 @@ fi
 # READY_WITHIN: seconds within which the server has to be ready; 0 means no limit. @@{why_ready_within}
 # MAX_RESTARTS: how often a server that was ready and failed is restarted. @@{why_restarts}
 # READY_FILE: path of a file that exists while the server is ready.
+if [[ ! "${READY_WITHIN-}" =~ ^([0-9]+([.][0-9]+)?)?$ ]]; then
+  refuse "expected seconds as READY_WITHIN; got '$READY_WITHIN'"
+fi
+if [[ ! "${MAX_RESTARTS-}" =~ ^[0-9]*$ ]]; then
+  refuse "expected a whole number as MAX_RESTARTS; got '$MAX_RESTARTS'"
+fi
 options=(
   --repository "$repository"
 #if tensorrt_llm
@@ -220,6 +231,20 @@ if [[ "${DRY_RUN:-}" == 1 ]]; then
   done
   echo
   exit 0
+fi
+
+# A missing program is told here once. mpirun would first count this machine's cores, and then tell it for each rank.
+missing=
+for word in "${start[@]}"; do
+  case "$word" in
+    @@{programs})
+      [[ "$missing " == *" $word "* ]] || type -P "$word" > /dev/null || missing+=" $word"
+      ;;
+  esac
+done
+if [[ -n "$missing" ]]; then
+  echo "start.sh: not on PATH:$missing; run it in the container, as deepseek-triton launch does" >&2
+  exit 127
 fi
 
 exec "${start[@]}"
