@@ -317,12 +317,10 @@ class Fleet:
             if kept and member.identity not in kept:
                 return f"It has {member.identity}, and the other servers have {' and '.join(kept)}"
             last_up[member.url] = now, member.identity
-        if member.state == "up":
-            return ""
         if not kept:
             self._model_info = member.model_info
         least = min((other.max_seq_len for other in self._up(member.role)), default=member.max_seq_len)
-        if member.max_seq_len != least:
+        if member.max_seq_len != least and member.state != "up":
             text = "%s has max_seq_len %d, and others of its model %d, so what is between both fails at some of them"
             _log.warning(text, member.url, member.max_seq_len, least)
         return ""

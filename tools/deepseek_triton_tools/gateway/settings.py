@@ -89,6 +89,8 @@ class SharedTable:
     def __init__(self, folder: Path | None = None, name: str = "") -> None:
         self._path = folder and folder / name
         self._own: dict[str, Any] = {}
+        if self._path is not None:
+            self._path.touch()
 
     @contextmanager
     def changing(self) -> Iterator[dict[str, Any]]:
@@ -96,16 +98,16 @@ class SharedTable:
         if self._path is None:
             yield self._own
             return
-        with self._path.open("a+b") as file:
+        with self._path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process that has it
-            file.seek(0)
             try:
                 table = msgspec.json.decode(file.read(), type=dict[str, Any])
             except msgspec.DecodeError:  # it is new, or who wrote it was killed
                 table = {}
             yield table
-            file.truncate(0)
+            file.seek(0)
             file.write(msgspec.json.encode(table))
+            file.truncate()  # not before: ext4 writes a file to the disk at once that was cut to nothing
 
 
 _DNS_PREFIX = "dns+"
