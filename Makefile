@@ -142,7 +142,7 @@ $(DEMO): pyproject.toml $(if $(filter command line,$(origin PYTHON)),$(if $(OTHE
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 8) or sys.exit($(TOO_OLD) % sys.version_info[:2])'
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing what the demo needs into $(VENV)"
-	@$(PYTHON) -m venv $(if $(OTHERS),--clear) $(VENV)
+	@$(PYTHON) -m venv --without-pip $(if $(OTHERS),--clear) $(VENV)
 	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log --editable '.[demo]'
 	@touch $@
 
@@ -155,7 +155,7 @@ $(INSTALLED): $(DEMO)
 $(VLLM_INSTALLED): pyproject.toml
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing vLLM and what its tests need into $(VLLM_VENV)"
-	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(PYTHON) -m venv --without-pip $(VLLM_VENV)
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --editable '.[demo]' --group vllm
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --no-deps --group vllm-alone
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --no-deps --editable tests/with_vllm/without_gpu
@@ -165,7 +165,7 @@ $(VLLM_INSTALLED): pyproject.toml
 $(CLIENTS_INSTALLED): pyproject.toml
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing the clients that ask the gateway into $(CLIENTS_VENV)"
-	@$(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(PYTHON) -m venv --without-pip $(CLIENTS_VENV)
 	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log --editable . --group conformance
 	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log --no-deps --group conformance-alone
 	@touch $@
@@ -173,6 +173,6 @@ $(CLIENTS_INSTALLED): pyproject.toml
 # Only Python 3.11 to 3.13 has it.
 $(PACES_INSTALLED): pyproject.toml
 	@echo "installing AIConfigurator's tables into $(PACES_VENV)"
-	@$(PYTHON) -m venv $(PACES_VENV)
+	@$(PYTHON) -m venv --without-pip $(PACES_VENV)
 	@$(PACES_BIN)/python $(HOST)/pip_install.py $(PACES_VENV)/pip.log --group aiconfigurator
 	@touch $@

@@ -133,9 +133,11 @@ def on_a_terminal(argv):
 @pytest.mark.slow
 def test_a_terminal_sees_pip_at_work(tmp_path, monkeypatch):
     (tmp_path / "pip.py").write_text(PIP)
+    (tmp_path / "ensurepip.py").write_text("open(__file__ + '.ran', 'w').close()")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     shown, exit_status = on_a_terminal([sys.executable, pip_install.__file__, str(tmp_path / "log"), "heavy"])
     assert exit_status == 0, shown
+    assert (tmp_path / "ensurepip.py.ran").exists()
     assert shown.count("\n") == 1, "it is one line"
     states = shown.split("\r")
     assert {len(state) for state in states[1:-1]} == {59}, "each covers the one before"
@@ -146,7 +148,7 @@ def test_a_terminal_sees_pip_at_work(tmp_path, monkeypatch):
 def test_a_log_gets_lines_and_the_cause(tmp_path, monkeypatch, capsys):
     log = tmp_path / "pip.log"
     monkeypatch.setattr(sys, "argv", ["pip_install.py", str(log), "absent"])
-    monkeypatch.setattr(pip_install, "_pip_install", lambda *_: log.write_text(LOST))
+    monkeypatch.setattr(pip_install, "_run_module", lambda *_: log.write_text(LOST))
     assert pip_install.main() == 1
     out, err = capsys.readouterr()
     assert re.fullmatch(r" +\d+ s  pip failed\n", out)

@@ -15,8 +15,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# Dependency groups need 25.1.
-_UPGRADE = ("pip>=25.1",)
+# Without --no-compile pip also compiles the modules that nothing imports: 55 MB for the demo.
+_INSTALL = ("pip", "install", "--no-compile", "--progress-bar", "off")
+# `python -m venv` would run ensurepip, but an interrupt then shows a traceback. Dependency groups need pip 25.1.
+_PIP = (("ensurepip", "--default-pip"), (*_INSTALL, "pip>=25.1"))
 _UNREACHABLE = "the package index can't be reached ({0}); PIP_INDEX_URL names another, https_proxy a proxy"
 # A pattern in pip's output -> what it means. The first that is found counts: what comes later follows from it.
 _CAUSES = (
@@ -51,10 +53,9 @@ def _show(started_s: float, text: str) -> None:
         print(line, flush=True)
 
 
-def _pip_install(arguments: Sequence[str], log: Path, started_s: float) -> int:
-    """Return pip's exit status."""
-    # Without --no-compile pip also compiles the modules that nothing imports: 55 MB for the demo.
-    command = (sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off", *arguments)
+def _run_module(arguments: Sequence[str], log: Path, started_s: float) -> int:
+    """Return its exit status."""
+    command = (sys.executable, "-m", *arguments)
     with log.open("w") as output:
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(command, stdout=output, stderr=output, env=environment) as pip:
@@ -69,7 +70,7 @@ def _pip_install(arguments: Sequence[str], log: Path, started_s: float) -> int:
 def main() -> int:
     log, arguments, started_s = Path(sys.argv[1]), sys.argv[2:], time.monotonic()
     try:
-        failed = any(_pip_install(step, log, started_s) for step in (_UPGRADE, arguments))
+        failed = any(_run_module(step, log, started_s) for step in (*_PIP, (*_INSTALL, *arguments)))
     except KeyboardInterrupt:
         print("\nthe installation was interrupted; type make again to go on", file=sys.stderr)
         return 130
