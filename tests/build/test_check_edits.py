@@ -85,13 +85,15 @@ ALONE = [  # what is replaced, by what, and the only code that is told
     (TOKENS, f"{TOKENS}\nspeculative_config:\n  decoding_typ: MTP\n  num_nextn_predict_layers: 1", "S011"),
     ("  max_batch_size: 128", f"  kv_cache_config:\n{DTYPE}\n{FRACTION}", "S011"),
     ("  decoupled: true", "  decoupled: yess", "T002"),
+    ("{ decoupled: true }", "{ decoupled: false }", "C006"),
 ]
 
 
 @pytest.mark.parametrize(("old", "new", "code"), ALONE)
 def test_one_fault_is_one_finding(old, new, code):
     """What follows from a fault, and goes with it, is not told beside it."""
-    assert [finding.code for finding in serious(check(model_yaml=edited(MODEL_YAML, old, new)))] == [code]
+    report = check(MODEL_YAML.replace(old, new, 1), CONFIG.replace(old, new, 1))
+    assert [finding.code for finding in serious(report)] == [code]
 
 
 PLACEMENTS = [  # gpu_device_ids of instances of two ranks, and what is found

@@ -224,7 +224,13 @@ def check_config(
         if _dtype(tensor) is None:
             yield config.unknown_number("data_type", tensor.data_type, at=f'"{tensor.name}"')
     if is_ours:
-        inputs = contract().declared_inputs(decoupled=message.model_transaction_policy.decoupled)
+        # Where the two files differ about decoupled, C006 tells it, and the inputs may be those of either.
+        either = message.model_transaction_policy.decoupled, bool((triton or {}).get("decoupled", True))
+        declared = {tensor.name for tensor in message.input}
+        inputs = min(
+            (contract().declared_inputs(decoupled=value) for value in either),
+            key=lambda inputs: len(declared ^ {tensor.name for tensor in inputs}),
+        )
         yield from _check_tensors(config, "input", message.input, inputs)
         yield from _check_tensors(config, "output", message.output, contract().OUTPUTS)
 
