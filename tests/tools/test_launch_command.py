@@ -90,6 +90,8 @@ WRONG_WORDS = {
     "docker r1 --exit-timeout 1000000": "--exit-timeout: expected a number from 0 to 999999",
     f"kubernetes r1 --ready-within {'9' * 20}": "--ready-within: expected a number from 0 to",
     "docker r1 --image=--privileged": "argument --image: expected an image's name",
+    "docker r1 --dry-run --image=26.07": "argument --image: expected an image's name",
+    "docker r1 --dry-run --image=26.07-trtllm-python-py3": "argument --image: expected an image's name",
     "docker r1 --image=a\u00a0b": "argument --image: expected an image's name",
     "list x": "unrecognized arguments: x",
     "list --all": "--all is an option of launch stop",

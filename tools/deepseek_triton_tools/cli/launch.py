@@ -242,8 +242,11 @@ def _matching(pattern: str, expected: str) -> Callable[[str], Any]:
     return parse
 
 
-# Docker would take a dash at the beginning for an option. No kind of blank is in a name.
-_image = _matching(r"(?u:[^\s-]\S*)", "an image's name, without blanks")
+# Docker would take a dash at the beginning for an option. No kind of blank is in a name, and `build` alone takes a tag.
+_image = _matching(
+    r"(?u:(?!\d\d\.\d\d(?:-|$))[^\s-]\S*)",
+    "an image's name without blanks, such as nvcr.io/nvidia/tritonserver:YY.MM-trtllm-python-py3",
+)
 _resource = _matching(r"([^=]+)=(0*[1-9]\d*)", "NAME=N, as rdma/hca=8")
 _time_limit = _matching(
     r"\d+(?::\d\d){0,2}|\d+-\d+(?::\d\d){0,2}|UNLIMITED|INFINITE",
