@@ -438,14 +438,9 @@ def _stop(args: argparse.Namespace) -> NoReturn:
             "launch stop takes what to stop: the ID or folder of launches (launch list tells them), or --all",
             exit_code=2,
         )
-    # A folder that is named by its path may be gone.
-    folders = [target for target in args.targets if os.path.isdir(target) or os.sep in target]
+    # A folder may be gone.
+    folders = [name for name in args.targets if os.path.isdir(name) or not re.fullmatch("[0-9a-f]{8}", name)]
     ids = [target for target in args.targets if target not in folders]
-    _refuse(
-        f"{printable(target)} is neither a folder here nor an ID of eight hexadecimal digits, as launch list shows them"
-        for target in ids
-        if not re.fullmatch("[0-9a-f]{8}", target)
-    )
     options = [f"--{name}" for name in ("all", "now") if getattr(args, name)]
     named = [word for folder in folders for word in ("--repository", str(Path(folder).absolute()))]
     _supervise("stop", *named, *ids, *options)
