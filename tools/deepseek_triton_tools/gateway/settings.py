@@ -5,7 +5,7 @@ import asyncio
 import fcntl
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,16 +98,17 @@ class SharedTable:
         if self._path is None:
             yield self._own
             return
-        with self._path.open("r+b") as file:
+        with self._path.open("r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process that has it
             try:
                 table = msgspec.json.decode(file.read(), type=dict[str, Any])
             except msgspec.DecodeError:  # it is new, or who wrote it was killed
                 table = {}
             yield table
-            file.seek(0)
-            file.write(msgspec.json.encode(table))
-            file.truncate()  # not before: ext4 writes a file to the disk at once that was cut to nothing
+            with suppress(OSError):  # on a full disk each worker goes by what it knows itself
+                file.seek(0)
+                file.write(msgspec.json.encode(table))
+                file.truncate()  # not before: ext4 writes a file to the disk at once that was cut to nothing
 
 
 _DNS_PREFIX = "dns+"
