@@ -81,7 +81,7 @@ def test_lm_eval_gets_what_our_client_gets_of_the_server(base_url, model_name, t
 def test_likelihoods_are_those_of_lm_evals_own_client(tiny_triton, base_url, model_name):
     """lm-eval asks the gateway with the tokenizer at its side; we ask the server, whose tokenizer counts."""
     Path("choice.yaml").write_text(yaml.safe_dump(config_of("capitals_choice")))
-    assert main(["eval", tiny_triton, "--task-file", "choice.yaml", "--no-add-special-tokens"]) == 0
+    assert main(["eval", tiny_triton, "--task-file", "choice.yaml", "--set", "add_special_tokens=false"]) == 0
     theirs = lm_eval("local-completions", base_url, "capitals_choice", model_name, batch_size=3)
     lines = Path("eval-choice/samples_capitals_choice.jsonl").read_text("utf-8").splitlines()
     ours = {sample["doc"]["country"]: sample["filtered_resps"] for sample in map(json.loads, lines)}
