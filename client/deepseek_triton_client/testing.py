@@ -408,7 +408,7 @@ def _metadata(model_name: str) -> dict[str, Any]:
 
 
 def _task_outputs(request: ReceivedRequest, model_name: str) -> Mapping[str, Any]:
-    """What answers each task that is not scripted. The text of token ids is their numbers."""
+    """Return one answer to every task that is not scripted. The text of token ids is their numbers."""
     info = json.dumps({"name": model_name, "chat_template": "{{ messages[-1].content }}", "tool_form": None})
     text, ids = " ".join(map(str, _listed(request.body.get("input_ids", [])))), [*range(_num_tokens(request))]
     return {"text_output": text, "output_ids": ids, "model_info": info, "finish_reason": "stop"}

@@ -43,6 +43,7 @@ _LAST_RELEASES_S = 5.0
 """For KV caches that nobody wants to be fetched, when the gateway is stopped."""
 _OVERLOADED_S = 1.0
 """Told to clients as Retry-After where no server named a time."""
+_FORGOTTEN_S = 3600.0  # pods get new addresses all the time, and the table has to end
 _log = logging.getLogger(__name__)
 
 
@@ -309,6 +310,8 @@ class Fleet:
         now = time.monotonic()  # the same in all workers
         with self._last_up.changing() as last_up:
             last_up.pop(member.url, None)
+            for url in [url for url, (at, _) in last_up.items() if at < now - _FORGOTTEN_S]:
+                del last_up[url]
             kept = {
                 identity
                 for url, (at, identity) in last_up.items()

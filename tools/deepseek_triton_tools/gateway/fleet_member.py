@@ -410,5 +410,5 @@ class ToldModel(msgspec.Struct):
 
     @property
     def identity(self) -> str:
-        """What all servers of a fleet have in common. The same checkpoint may lie in another folder on each host."""
+        """All servers of a fleet have the same. The checkpoint may lie in another folder on each host."""
         return f"{self.name} from {PurePath(self.checkpoint).name} (tool_form {self.tool_form})"

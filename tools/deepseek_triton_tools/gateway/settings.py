@@ -84,7 +84,7 @@ class GatewaySettings:
 
 
 class SharedTable:
-    """What all workers of a gateway know and change, as JSON in the folder; without one, of this process only."""
+    """All workers of a gateway read and change it, as JSON in the folder; without a folder, this process alone does."""
 
     def __init__(self, folder: Path | None = None, name: str = "") -> None:
         self._path = folder and folder / name
