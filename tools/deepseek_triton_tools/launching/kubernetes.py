@@ -26,7 +26,7 @@ from deepseek_triton_tools.launching.kubernetes_manifest import (
     sequences_at_once,
     slug_of,
 )
-from deepseek_triton_tools.launching.kubernetes_yaml import RepositoryFile, document, filled, mapping, repository_files
+from deepseek_triton_tools.launching.kubernetes_yaml import document, filled, mapping
 from deepseek_triton_tools.launching.launch_settings import LaunchedPair, LaunchOptions
 from deepseek_triton_tools.launching.start_script import FIRST_NODE, needs_master
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -47,21 +47,11 @@ _RESOURCE = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     """Return documents of YAML for `kubectl apply --server-side`.
 
-    :raises ToolError: when it can't be rendered; the message names everything that is wrong.
+    :raises ToolError: when start.sh refuses, a variable is set twice, or the rate of the storage can't be right.
     """
-    if wrong := list(refusals(facts, options)):
-        raise ToolError("; ".join(wrong), exit_code=2)
-    manifest = Manifest(facts=facts, options=options, files=files_of(facts, options))
+    manifest = Manifest(facts=facts, options=options)
     check(manifest)
     return "---\n".join(manifest.documents())
-
-
-def files_of(facts: LaunchFacts, options: LaunchOptions) -> tuple[RepositoryFile, ...]:
-    """Return the files of the ConfigMap; none when the repository is on a claim.
-
-    :raises RepositoryError: when a ConfigMap can't hold them.
-    """
-    return () if options.repository_claim else tuple(repository_files(facts.folder))
 
 
 def check(pods: Manifest) -> None:
@@ -178,18 +168,12 @@ _MAX_PAIR_NAME = 26
 
 
 def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
-    """Return documents of YAML for `kubectl apply --server-side`.
-
-    :raises ToolError: when it can't be rendered; the message names everything that is wrong.
-    """
-    if wrong := list(dict.fromkeys(pair_refusals(pair, options))):
-        raise ToolError("; ".join(wrong), exit_code=2)
+    """See `render`."""
     name = _name(pair, options)
     roles = [
         Manifest(
             facts=side.facts,
             options=replace(options, name=f"{name}-{side.role}", replicas=side.count),
-            files=files_of(side.facts, options),
             role=side.role,
             pair=name,
         )
@@ -198,11 +182,6 @@ def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
     for role in roles:
         check(role)
     return "---\n".join(_documents(pair, options, roles))
-
-
-def pair_requirements(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
-    for side in pair.sides:
-        yield from unmet_requirements(side.facts, options)
 
 
 def pair_refusals(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:

@@ -40,6 +40,7 @@ from deepseek_triton_tools.launching.kubernetes_yaml import (
     filled,
     literal,
     mapping,
+    repository_files,
 )
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.text_templates import wrapped
@@ -104,8 +105,6 @@ class Manifest:
 
     facts: LaunchFacts
     options: launch_settings.LaunchOptions
-    files: tuple[RepositoryFile, ...]
-    """Files of the repository; none when it is on a claim."""
     pair: str | None = None
     """Name of the set, where these are the servers of one side of a pair."""
     role: str = ""
@@ -128,6 +127,14 @@ class Manifest:
     def labels(self) -> dict[str, str]:
         component = {"app.kubernetes.io/component": self.role} if self.pair else {}
         return _labels("deepseek-triton", self.pair or self.name) | component
+
+    @cached_property
+    def files(self) -> list[RepositoryFile]:
+        """Those of the ConfigMap; none when the repository is on a claim.
+
+        :raises RepositoryError: when a ConfigMap can't hold them.
+        """
+        return [] if self.options.repository_claim else repository_files(self.facts.folder)
 
     @cached_property
     def config_map(self) -> str | None:
@@ -175,7 +182,7 @@ class Manifest:
         """:raises ToolError: when the storage's rate can't be right."""
         options, values = self.options, self._values
         workload = "leader-worker-set.yaml" if self.is_group else "deployment.yaml"
-        yield wrapped(self._header()) + document(workload, values | self.group_values())
+        yield wrapped(self._header()) + document(workload, self.group_values())
         yield document("service.yaml", values)
         yield document("disruption-budget.yaml", values)
         if options.max_replicas is not None:
@@ -324,14 +331,11 @@ class Manifest:
     def group_values(self) -> dict[str, Any]:
         """Return the values of the pods, of which a single one is a group without workers."""
         facts, options = self.facts, self.options
-        return {
+        return self._values | {
             "autoscaled": options.max_replicas is not None,
-            "replicas": options.replicas,
-            "labels": mapping(self.labels),
             "pod_labels": mapping(self.labels | _ENGINE_LABEL),
             "role": self.role,
             "scrape": self._scrape(options.metrics_port),
-            "is_group": self.is_group,
             "ssh": self.uses_ssh,
             "nodes": facts.nodes,
             "ranks": facts.num_gpus,
@@ -361,21 +365,17 @@ class Manifest:
             script, stop_script = "start-leader.sh" if serves else "start-worker.sh", "stop-worker.sh"
         places = {"copies": bool(self.config_map), "mounted": REPOSITORY_MOUNT, "repository": REPOSITORY}
         places |= {"keys": _SSH_MOUNT, "gather_s": self.start.gather_s}
-        values = {
+        values = self._values | {
             "serves": serves,
             "ssh": self.uses_ssh,
             "container": "tritonserver" if serves else "ranks" if self.uses_ssh else "workers",
             "has_gpus": bool(facts.gpus_per_node),
             "host_network": options.host_network,
-            "pull_secret": _quoted(options.pull_secret),
             "node_selector": options.node_selector and mapping(dict(options.node_selector)),
             "image": json.dumps(self.image),
             "script": filled(script, places).splitlines(),
             "stop_script": filled(stop_script, {"port": options.http_port}).splitlines(),
             "server_args": [json.dumps(literal(word)) for word in words],
-            "http_port": options.http_port,
-            "grpc_port": options.grpc_port,
-            "metrics_port": options.metrics_port,
             "exit_timeout_s": stop.exit_timeout_s,
             "supervisor_kill_s": stop.supervisor_kill_s,
             "mpirun_kill": f"mpirun after {stop.mpirun_kill_s} s, " if facts.uses_mpi else "",
@@ -442,7 +442,6 @@ class Manifest:
             "rank_size": sized(_RANK_BYTES),
             "workers": facts.workers_per_node,
             "cpus": 2 * facts.workers_per_node + 2,
-            "is_group": self.is_group,
             "ranks": facts.num_gpus,
             "nodes": facts.nodes,
             "limits": mapping(limits),

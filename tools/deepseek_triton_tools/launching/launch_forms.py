@@ -13,15 +13,18 @@ from typing import Any
 from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers, kubernetes, mpirun, slurm, start_script
-from deepseek_triton_tools.launching.launch_settings import LaunchedPair, LaunchOptions
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 Problems = Callable[[Any, LaunchOptions], Iterable[str]]
 """Lines about the facts of a repository, or about a pair of them."""
 
 
-def _pair_warnings(pair: LaunchedPair, options: LaunchOptions) -> Iterable[str]:
-    return dict.fromkeys(line for side in pair.sides for line in containers.warnings(side.facts, options))
+def _of_sides(problems: Problems) -> Problems:
+    return lambda pair, options: dict.fromkeys(line for side in pair.sides for line in problems(side.facts, options))
+
+
+_pair_warnings = _of_sides(containers.warnings)
 
 
 def _no_problems(launched: object, options: LaunchOptions) -> Iterable[str]:
@@ -110,12 +113,12 @@ PAIR_FORMS: Mapping[str, LaunchForm] = {
         LAUNCH_FORMS["kubernetes"],
         render=kubernetes.render_pair,
         refusals=kubernetes.pair_refusals,
-        unmet_requirements=kubernetes.pair_requirements,
+        unmet_requirements=_of_sides(kubernetes.unmet_requirements),
         warnings=_pair_warnings,
     ),
 }
 PRINTED_FORMS: Mapping[str, LaunchForm] = {
-    "ssh-setup": LaunchForm(render=mpirun.render_setup, refusals=mpirun.setup_refusals, warnings=mpirun.warnings),
+    "ssh-setup": LaunchForm(render=mpirun.render_setup, refusals=mpirun.refusals, warnings=mpirun.warnings),
     "recipe image": _recipe("image"),
     "recipe wheel": _recipe("wheel"),
 }

@@ -29,6 +29,7 @@ _LEADER_ONLY = ("GRPC_ADDRESS", "METRICS_ADDRESS")
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    yield from containers.invalid_options(facts, options)  # of ssh-setup's container
     if facts.nodes == 1:
         yield f"{facts.source} takes one node: use launch local or docker"
         return
@@ -37,7 +38,9 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         return
     hosts = options.hosts
     yield from (
-        f"{safe_name(host)} can't be a host: expected a name or an IPv4 address" for host in hosts if not _is_host(host)
+        f"{safe_name(host)} can't be a host: expected a name or an IPv4 address"
+        for host in hosts
+        if not _HOST.fullmatch(host)
     )
     if not hosts:
         yield f"name the {facts.nodes} nodes, this one first: --hosts node1,node2 or --host-file FILE"
@@ -98,7 +101,7 @@ def read_host_file(path: Path, ranks_per_node: int) -> tuple[str, ...]:
         text = line.partition("#")[0].strip()
         slots = _SLOTS.findall(text)
         host = _SLOTS.sub("", text).strip()
-        if host and not _is_host(host):
+        if host and not _HOST.fullmatch(host):
             wrong.append(f"{path}:{number}: expected a host, as in `node1` or `node1 slots=8`, got {safe_name(text)}")
         elif any(int(re.sub(r"\D", "", slot)) != ranks_per_node for slot in slots):
             wrong.append(f"{path}:{number}: the plan has {ranks_per_node} ranks a node, got {safe_name(text)}")
@@ -107,10 +110,6 @@ def read_host_file(path: Path, ranks_per_node: int) -> tuple[str, ...]:
     if wrong:
         raise ToolError("; ".join(wrong), exit_code=2)
     return tuple(hosts)
-
-
-def _is_host(text: str) -> bool:
-    return _HOST.fullmatch(text) is not None
 
 
 DEFAULT_PORT = 2233
@@ -123,11 +122,6 @@ total = MPI.COMM_WORLD.allreduce(1)
 if MPI.COMM_WORLD.rank == 0:
     print("hello from", total, "ranks:", *(f"{host} x {n}" for host, n in collections.Counter(hosts).items()))
 """
-
-
-def setup_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    yield from refusals(facts, options)
-    yield from containers.invalid_options(facts, options)
 
 
 def render_setup(facts: LaunchFacts, options: LaunchOptions) -> str:
