@@ -53,8 +53,8 @@ def test_a_record_is_whole(version):
     assert {"model", "tensor_parallel_size", "enable_log_requests"} <= loaded.arguments.keys()
     assert loaded.arguments["max_model_len"].type == "int -1.. | None"
     assert loaded.arguments["max_num_seqs"].type == "int 1.. | None"
-    assert "flashinfer_trtllm" in loaded.arguments["moe_backend"].choices
-    assert "CUTLASS_MLA" in loaded.arguments["attention_backend"].choices
+    assert "flashinfer_trtllm" in type_strings.choices(loaded.arguments["moe_backend"].type)
+    assert "CUTLASS_MLA" in type_strings.choices(loaded.arguments["attention_backend"].type)
     assert type_strings.fits("cutlass_mla", loaded.arguments["attention_backend"].type)
     assert loaded.sections["speculative_config"]["num_speculative_tokens"].type == "int 1.. | None"
     assert "VLLM_USE_DEEP_GEMM" in loaded.environment

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deepseek_triton_build.catalog import VLLM_VERSIONS, find_gpu, find_variant, load_vllm
-from deepseek_triton_build.rules import VLLM_RULES, target_violations, vllm_violations
+from deepseek_triton_build.rules import VLLM_RULES, target_violations, violations
 from deepseek_triton_build.rules.rule import VllmDeployment
 
 B200 = {"gpu": "b200"}
@@ -94,7 +94,7 @@ CASES = {
 
 
 def codes_of(deployment):
-    return [rule.code for rule, _ in vllm_violations(deployment) if rule.issue is None]
+    return [rule.code for rule, _ in violations(deployment) if rule.issue is None]
 
 
 def test_every_rule_has_a_case():
@@ -122,7 +122,7 @@ def test_a_violation_is_one_line_with_a_fix_and_a_known_key():
     for version in VLLM_VERSIONS:
         record = load_vllm(version)
         for broken, _ in CASES.values():
-            for rule, violation in vllm_violations(replace(broken, vllm=record)):
+            for rule, violation in violations(replace(broken, vllm=record)):
                 assert len(violation.message.splitlines()) == len(violation.fix.splitlines()) == 1, rule.code
                 key = violation.key
                 assert key is None or record.find(key) is not None or key.startswith("triton_config."), rule.code

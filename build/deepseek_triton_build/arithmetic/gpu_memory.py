@@ -7,7 +7,6 @@ The workspace is an estimate; each of its constants says what it rests on.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 from deepseek_triton_build.arithmetic.block_pool import BlockPool
@@ -234,13 +233,6 @@ def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: KnownCheckpoi
 def host_memory_to_prefetch(checkpoint: KnownCheckpoint) -> int:
     """Return the available bytes that each node needs for prefetching the checkpoint, which each node reads whole."""
     return math.ceil(checkpoint.weight_bytes / PREFETCH_SHARE)
-
-
-@cache
-def expert_bytes(architecture: Architecture, checkpoint: KnownCheckpoint) -> int:
-    """Return the bytes of all routed experts, of which the online load balancer keeps a copy in each node's /dev/shm
-    (TensorRT-LLM examples/wide_ep/README.md)."""
-    return int(weights(architecture, checkpoint).routed_experts)
 
 
 def _tokens_at_once(layout: Layout, max_num_tokens: int, moe_max_num_tokens: int | None) -> int:

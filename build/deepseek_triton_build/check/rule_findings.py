@@ -20,7 +20,7 @@ from deepseek_triton_build.check.scripts import ShellScript, env_overrides, vari
 from deepseek_triton_build.data import spelling
 from deepseek_triton_build.data.finding import Code, Finding, causes
 from deepseek_triton_build.data.releases import Release
-from deepseek_triton_build.rules import violations, vllm_violations
+from deepseek_triton_build.rules import violations
 from deepseek_triton_build.rules.moe import BALANCER
 from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
 
@@ -95,7 +95,7 @@ class ModelCheck:
     def check_on_vllm(self, deployment: VllmDeployment, place: FindPlace, facts: CheckpointFacts | None) -> None:
         """Report the rules of vLLM that engine arguments break, and what does not fit the GPUs' memory."""
         self.place = place
-        self.report([*vllm_violations(deployment), *vllm_memory_problems(deployment)])
+        self.report([*violations(deployment), *vllm_memory_problems(deployment)])
         if facts is not None:
             with suppress(UnknownFactError):
                 self.findings += mtp_problems(facts, deployment.num_mtp_tokens)

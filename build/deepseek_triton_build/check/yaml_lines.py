@@ -69,7 +69,7 @@ def _bad_indents(text: str) -> Iterator[_Fault]:
         if text_below is not None and line.indent > text_below:
             continue
         text_below = line.indent if _BLOCK_TEXT.search(line.text) else None
-        is_inside, depth = depth > 0, depth + _flow_depth(line.text)
+        is_inside, depth = depth > 0, depth + sum((char in "[{") - (char in "]}") for char in line.text)
         bracket = line if depth > 0 and not is_inside else bracket
         if is_inside or line.text[0] in "[{":
             if depth < 0 or (depth == 0 and line.text[-1] not in "]}"):
@@ -109,10 +109,6 @@ def _bad_indents(text: str) -> Iterator[_Fault]:
         above, dash = line, None
     if bracket is not None and depth > 0:
         yield _Fault(bracket.number, "a bracket that is not closed", "write the bracket that closes it")
-
-
-def _flow_depth(text: str) -> int:
-    return sum((char in "[{") - (char in "]}") for char in text)
 
 
 def _wrong(line: _Line, wanted: int) -> _Fault:

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnknownNameError
-from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.own_files import load_yaml, read_data
 from deepseek_triton_build.data.releases import is_after
 
@@ -30,11 +29,6 @@ class Argument:
     """The type as Python writes it, or nearly, every alias written out; type_strings reads it."""
     default: Any
     """Text such as `CompilationConfig()` for a default that is an object."""
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The values that it takes, or none where its type does not list them."""
-        return tuple(type_strings.choices(self.type))
 
 
 @dataclass(frozen=True, kw_only=True)

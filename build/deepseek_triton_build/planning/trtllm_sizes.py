@@ -87,10 +87,6 @@ class Sizes:
     """The limits that were made smaller so that they fit, in words; empty when none was."""
 
     @property
-    def num_graphs(self) -> int:
-        return len(self.graph_sizes) or len(cuda_graph_batch_sizes(self.graph_max_batch_size))
-
-    @property
     def max_concurrency(self) -> int:
         """Requests that decode together, in the whole instance."""
         return self.max_batch_size * self.layout.attention_dp_size
@@ -431,7 +427,7 @@ def _budget(target: Target, sizes: Sizes) -> Budget:
         target.architecture,
         target.checkpoint,
         sizes.layout,
-        num_cuda_graphs=sizes.num_graphs,
+        num_cuda_graphs=len(sizes.graph_sizes or cuda_graph_batch_sizes(sizes.graph_max_batch_size)),
         max_num_tokens=sizes.max_num_tokens,
         moe_max_num_tokens=sizes.moe_max_num_tokens,
         kv_dtype=sizes.kv_dtype,

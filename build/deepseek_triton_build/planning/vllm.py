@@ -23,7 +23,7 @@ from deepseek_triton_build.planning.vllm_sizes import (
     is_prompt_heavy,
     vllm_deployment,
 )
-from deepseek_triton_build.rules import vllm_violations
+from deepseek_triton_build.rules import violations
 from deepseek_triton_build.rules.known_issues import hold
 from deepseek_triton_build.rules.rule import Violation, VllmDeployment
 from deepseek_triton_build.text import nearest_name, short_repr
@@ -161,7 +161,7 @@ class VllmEngine:
         tables = target.architecture.host_bytes // target.num_nodes
         shared = tables if target.layout.attention_dp_size > 1 else 0  # dp_shared_memory, which is on by itself
         facts = {"vllm": target.vllm, "layout": target.layout, "host_tables": tables, "shared_memory": shared}
-        return deployment, list(vllm_violations(deployment)), facts
+        return deployment, list(violations(deployment)), facts
 
 
 def _model(target: VllmTarget) -> Iterator[Setting]:

@@ -23,7 +23,7 @@ from deepseek_triton_build.planning.target import (
     resolve_model,
     round_up,
 )
-from deepseek_triton_build.rules import target_violations, vllm_violations
+from deepseek_triton_build.rules import target_violations, violations
 from deepseek_triton_build.rules.rule import VllmDeployment
 
 GUIDE = "vLLM recipes, DeepSeek-V3 (R1) usage guide"
@@ -127,9 +127,9 @@ def _with_gpus(target: VllmTarget, num_gpus: int) -> VllmTarget:
     # The first way that no rule refuses; where all are refused, the reasons of the wanted one are of use.
     for way in ways:
         with suppress(RefusedPlanError):
-            refuse(vllm_violations(_shares(way)))
+            refuse(violations(_shares(way)))
             return way
-    refuse(vllm_violations(_shares(chosen)))
+    refuse(violations(_shares(chosen)))
     raise AssertionError("a refused layout breaks a rule")
 
 

@@ -43,16 +43,11 @@ def target_violations(deployment: Deployment | VllmDeployment) -> Iterator[tuple
     return _broken([rule for rule in rules if rule.target_only], deployment)
 
 
-def violations(deployment: Deployment) -> Iterator[tuple[Code, Violation]]:
+def violations(deployment: Deployment | VllmDeployment) -> Iterator[tuple[Code, Violation]]:
     """Yield every rule that `deployment` breaks, and the known issues: errors, warnings and notes."""
     typed = deployment.well_typed()
-    return chain(_broken(RULES, typed), issues_of(typed))
-
-
-def vllm_violations(deployment: VllmDeployment) -> Iterator[tuple[Code, Violation]]:
-    """Do the same for vLLM."""
-    typed = deployment.well_typed()
-    return chain(_broken(VLLM_RULES, typed), issues_of(typed))
+    rules = RULES if isinstance(deployment, Deployment) else VLLM_RULES
+    return chain(_broken(rules, typed), issues_of(typed))
 
 
 def disaggregation_violations(pair: ServerPair) -> Iterator[tuple[Rule, Violation]]:

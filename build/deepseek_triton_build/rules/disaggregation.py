@@ -50,10 +50,6 @@ class ServerPair:
                 yield key, ours, theirs
 
 
-def _on(side: str, key: str) -> str:
-    return f"{side}.{key}"
-
-
 @RULES.error("G001")
 def _release(pair: ServerPair) -> Iterator[Violation]:
     for side, d in pair.sides.items():
@@ -67,7 +63,7 @@ def _transceiver(pair: ServerPair) -> Iterator[Violation]:
     for side, d in pair.sides.items():
         if not d.is_before("1.0.0") and d.get(_BACKEND) is None:
             message = f"the {side} server has no {_BACKEND}, so that it transfers no KV cache"
-            yield Violation(_on(side, _BACKEND), message, f"set {_BACKEND}: UCX")
+            yield Violation(f"{side}.{_BACKEND}", message, f"set {_BACKEND}: UCX")
 
 
 @RULES.error("G003")
@@ -75,14 +71,14 @@ def _overlap(pair: ServerPair) -> Iterator[Violation]:
     key = "disable_overlap_scheduler"
     if not pair.context.get(key):
         message = "the context server runs with the overlap scheduler, which does not work there"
-        yield Violation(_on(CONTEXT, key), message, f"set {key}: true")
+        yield Violation(f"{CONTEXT}.{key}", message, f"set {key}: true")
 
 
 @RULES.warning("G004")
 def _graphs(pair: ServerPair) -> Iterator[Violation]:
     if pair.context.has_cuda_graphs:
         message = "the context server captures CUDA graphs, which it never runs"
-        yield Violation(_on(CONTEXT, "cuda_graph_config"), message, "set cuda_graph_config: null")
+        yield Violation(f"{CONTEXT}.cuda_graph_config", message, "set cuda_graph_config: null")
 
 
 @RULES.error("G005")
@@ -105,7 +101,7 @@ def _stages(pair: ServerPair, of: str) -> Iterator[Violation]:
     if is_known and stages > 1 and ranks > 1:
         message = f"{stages} pipeline stages on the context server, with {of.format(ranks)}"
         fix = "use tensor parallelism on the context server too"
-        yield Violation(_on(CONTEXT, "pipeline_parallel_size"), message, fix)
+        yield Violation(f"{CONTEXT}.pipeline_parallel_size", message, fix)
 
 
 @RULES.error("G006")
@@ -114,16 +110,16 @@ def _same_cache(pair: ServerPair) -> Iterator[Violation]:
     if context.has_fp8_kv != generation.has_fp8_kv:
         kinds = ["FP8" if d.has_fp8_kv else "16 bits" for d in (context, generation)]
         message = f"the KV cache has {kinds[0]} on the context server and {kinds[1]} on the generation server"
-        yield Violation(_on(GENERATION, "kv_cache_config.dtype"), message, "use one dtype on both")
+        yield Violation(f"{GENERATION}.kv_cache_config.dtype", message, "use one dtype on both")
     if context.tokens_per_block != generation.tokens_per_block:
         message = f"KV blocks have {context.tokens_per_block} tokens on the context server and "
         message += f"{generation.tokens_per_block} on the generation server"
-        key = _on(GENERATION, "kv_cache_config.tokens_per_block")
+        key = f"{GENERATION}.kv_cache_config.tokens_per_block"
         yield Violation(key, message, "use one size on both")
     variants = [d.variant.name for d in (context, generation) if d.variant is not None]
     if len(set(variants)) > 1:
         message = f"the context server has {variants[0]} and the generation server {variants[1]}"
-        yield Violation(_on(GENERATION, "model"), message, "serve one model on both")
+        yield Violation(f"{GENERATION}.model", message, "serve one model on both")
 
 
 @RULES.error("G007")
@@ -132,7 +128,7 @@ def _same_drafts(pair: ServerPair) -> Iterator[Violation]:
     if context != generation:
         key = "speculative_config.num_nextn_predict_layers"
         message = f"the context server drafts {context} tokens a step and the generation server {generation}"
-        yield Violation(_on(GENERATION, key), message, "use the same speculative_config on both")
+        yield Violation(f"{GENERATION}.{key}", message, "use the same speculative_config on both")
 
 
 @RULES.error("G008")
@@ -141,7 +137,7 @@ def _beams(pair: ServerPair) -> Iterator[Violation]:
     for side, d in pair.sides.items():
         if (width := d.get(key) or 1) > 1:
             message = f"the {side} server has {key} {width:,}, and only one beam can be handed over"
-            yield Violation(_on(side, key), message, f"remove {key}")
+            yield Violation(f"{side}.{key}", message, f"remove {key}")
 
 
 @RULES.error("G009")
@@ -152,7 +148,7 @@ def _buffer(pair: ServerPair) -> Iterator[Violation]:
         size = d.get(BUFFER)
         if longest and size is not None and size < longest:
             message = f"{BUFFER} {size:,} on the {side} server is less than the longest prompt, {longest:,} tokens"
-            yield Violation(_on(side, BUFFER), message, f"set it to {buffer_tokens(longest)} or more")
+            yield Violation(f"{side}.{BUFFER}", message, f"set it to {buffer_tokens(longest)} or more")
 
 
 def longest_prompt(d: Deployment) -> int | None:
@@ -175,7 +171,7 @@ def _reuse(pair: ServerPair) -> Iterator[Violation]:
     if d.release is not None and not d.is_before("1.2.0") and d.get(_REUSE):
         message = f"{_REUSE} on the context server: a candidate of 1.2.0 lost blocks that were still to be sent, and "
         message += f"whether {d.release.version} does is not known"
-        yield Violation(_on(CONTEXT, _REUSE), message, f"set {_REUSE}: false")
+        yield Violation(f"{CONTEXT}.{_REUSE}", message, f"set {_REUSE}: false")
 
 
 @RULES.warning("G011")
@@ -183,7 +179,7 @@ def _same_length(pair: ServerPair) -> Iterator[Violation]:
     for key, context, generation in pair.differing("max_seq_len"):
         if context and generation and generation < context:
             message = f"{key} is {context:,} on the context server and {generation:,} on the generation server"
-            yield Violation(_on(GENERATION, key), message, f"set {key}: {context} on both")
+            yield Violation(f"{GENERATION}.{key}", message, f"set {key}: {context} on both")
 
 
 @RULES.warning("G012")
@@ -194,7 +190,7 @@ def _transfer_timeout(pair: ServerPair) -> Iterator[Violation]:
         # 60 s were too short for prompts of 32K to 128K tokens (NVIDIA/TensorRT-LLM#13868).
         if timeout is not None and timeout <= 60_000 and longest and longest >= 32_768:
             message = f"{key} {timeout:,} on the {side} server is too short for prompts of {longest:,} tokens"
-            yield Violation(_on(side, key), message, f"raise it above 60000, or remove {key}")
+            yield Violation(f"{side}.{key}", message, f"raise it above 60000, or remove {key}")
 
 
 @RULES.error("G013")
@@ -202,7 +198,7 @@ def _same_backend(pair: ServerPair) -> Iterator[Violation]:
     for key, context, generation in pair.differing(_BACKEND):
         if context and generation:  # a missing one: G002
             message = f"{key} is {context} on the context server and {generation} on the generation server"
-            yield Violation(_on(GENERATION, key), message, f"set {key}: {context} on both")
+            yield Violation(f"{GENERATION}.{key}", message, f"set {key}: {context} on both")
 
 
 @RULES.error("G014")

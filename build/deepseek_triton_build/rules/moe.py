@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from deepseek_triton_build.arithmetic.gpu_memory import GIB, expert_bytes, host_memory_to_prefetch
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, host_memory_to_prefetch
+from deepseek_triton_build.arithmetic.weights import weights
 from deepseek_triton_build.data.catalog import MoeBackendRow, MoeRefusal, find_moe_backends, moe_refusals
 from deepseek_triton_build.data.type_strings import choices
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
@@ -164,11 +165,12 @@ def _host_copy(d: Deployment) -> Iterator[Violation]:
 
 
 def shared_expert_bytes(d: Deployment) -> int:
-    """Return the bytes of the experts' copy in each node's /dev/shm, which the online load balancer makes; else 0."""
+    """Return the bytes of the copy of all routed experts in each node's /dev/shm, which the online load balancer makes
+    (TensorRT-LLM examples/wide_ep/README.md); else 0."""
     updates = d.get(f"{BALANCER}.layer_updates_per_iter")
     if not updates or not _has_balancer(d) or d.architecture is None or d.checkpoint is None:
         return 0
-    return expert_bytes(d.architecture, d.checkpoint)
+    return int(weights(d.architecture, d.checkpoint).routed_experts)
 
 
 @RULES.note("M009")

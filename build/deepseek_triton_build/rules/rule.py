@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partialmethod
 from typing import Any, ClassVar, TypeVar
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget, KvDtype, Layout, cuda_graph_batch_sizes, make_budget
@@ -266,23 +266,18 @@ class Rule(Code):
 class RuleTable(list[Rule]):
     """The rules of a module. `error`, `warning` and `note` decorate the functions that find a rule's violations."""
 
-    def error(self, code: str, *, target_only: bool = False) -> Callable[[_FindViolations], _FindViolations]:
-        return self._adder("error", code, target_only)
-
-    def warning(self, code: str) -> Callable[[_FindViolations], _FindViolations]:
-        return self._adder("warning", code)
-
-    def note(self, code: str) -> Callable[[_FindViolations], _FindViolations]:
-        return self._adder("note", code)
-
     def _adder(
-        self, severity: Severity, code: str, target_only: bool = False
+        self, severity: Severity, code: str, *, target_only: bool = False
     ) -> Callable[[_FindViolations], _FindViolations]:
         def add(find_violations: _FindViolations) -> _FindViolations:
             self.append(Rule(code=code, severity=severity, find_violations=find_violations, target_only=target_only))
             return find_violations  # unchanged, so that a plan, which holds rules, can be pickled
 
         return add
+
+    error = partialmethod(_adder, "error")
+    warning = partialmethod(_adder, "warning")
+    note = partialmethod(_adder, "note")
 
 
 @cache
