@@ -18,7 +18,7 @@ from deepseek_backend.engines.loop_engine import MAX_SHORT_PROMPT
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine, translation
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.release import read_release
+from deepseek_backend.release import is_release, read_release
 from deepseek_triton_build.catalog import RELEASES
 from deepseek_triton_build.data.spelling import spell
 from standin.harness import WAIT_S, guided_llm_args
@@ -313,7 +313,7 @@ def test_a_configuration_that_can_not_be_served_is_refused(make_engine, tmp_path
     assert harness.run()[-1].finish_reason == "stop"
     release = read_release(tmp_path / "1.2.1")
     matches = {"1.2.1": True, "1.2.1+local": True, "1.2.1.post1": True, "1.2.1rc1": False, "1.2.10": False}
-    assert {installed: release.matches(installed) for installed in matches} == matches
+    assert {installed: is_release(installed, release.version) for installed in matches} == matches
 
 
 def test_the_checkpoint_says_how_long_a_context_may_be(make_engine, tmp_path):

@@ -102,8 +102,8 @@ class ActiveRequest:
         self.requests: tuple[GenerateRequest, ...] = ()
         """The requests given to the engine, one for each sequence."""
         self.sequences: list[SequenceBuffer] = []
-        self._abort_reason: FinishReason | None = None
-        """The finish reason for what the engine ends because it was told to."""
+        self.abort_reason: FinishReason | None = None
+        """The finish reason for what the engine ends because it was told to; its last step is awaited then."""
         self.has_sent = False
         """A response with text has been sent."""
         self.has_handed_over = False
@@ -117,8 +117,9 @@ class ActiveRequest:
         self._reply = reply
         self._lock = threading.Lock()
         self._reply_lock = threading.Lock()
-        self._state = RequestState.OPEN
-        self._error: BackendError | None = None
+        self.state = RequestState.OPEN
+        self.error: BackendError | None = None
+        """The error that ended the request; None where none did."""
         self._admitted: Admitted | None = None
         """The request's share of admission's limits, given back just before the final response."""
         self._prepared: Outputs | None = None
@@ -142,7 +143,7 @@ class ActiveRequest:
     ) -> bool:
         """Take the parsed request and its requests to the engine. False: the request has ended before it began."""
         with self._lock:
-            if self._state is not RequestState.OPEN:
+            if self.state is not RequestState.OPEN:
                 return False
             self.parsed = parsed
             self.deadline_s = deadline_s
@@ -162,28 +163,19 @@ class ActiveRequest:
             return True
 
     @property
-    def state(self) -> RequestState:
-        return self._state
-
-    @property
     def ended(self) -> bool:
         """The outcome is fixed, whether or not the final response has been sent."""
-        return self._state in (RequestState.ENDED, RequestState.CLOSED)
+        return self.state in (RequestState.ENDED, RequestState.CLOSED)
 
     @property
     def closed(self) -> bool:
-        return self._state is RequestState.CLOSED
-
-    @property
-    def error(self) -> BackendError | None:
-        """The error that ended the request; None where none did."""
-        return self._error
+        return self.state is RequestState.CLOSED
 
     @property
     def outcome(self) -> str:
         """How the request ended, for the metrics: the first sequence's finish reason, or the error's code."""
-        if self._error is not None:
-            return self._error.code.value
+        if self.error is not None:
+            return self.error.code.value
         return str(self.sequences[0].finish_reason) if self.sequences else "stop"
 
     @property
@@ -197,8 +189,8 @@ class ActiveRequest:
             sequence = self.sequences[index]
             if sequence.settled or not self._advance(RequestEvent.TOKENS):
                 return StepEffect.NOTHING
-            if self._abort_reason is not None and step.finish_reason == "cancelled":
-                step.finish_reason = self._abort_reason
+            if self.abort_reason is not None and step.finish_reason == "cancelled":
+                step.finish_reason = self.abort_reason
             had_ended = sequence.ended
             if step.error is not None and not had_ended:
                 self._end_locked(error=step.error)
@@ -230,17 +222,12 @@ class ActiveRequest:
             not request.wants_steps or request.request_type == "context_only" for request in self.requests
         )
 
-    @property
-    def awaits_abort(self) -> bool:
-        """The engine was told to end the request, and its last step is awaited."""
-        return self._abort_reason is not None
-
     def mark_aborted(self, finish_reason: FinishReason) -> bool:
         """Note why the engine is told to end the request. False: it was told already."""
         with self._lock:
-            if self._abort_reason is not None:
+            if self.abort_reason is not None:
                 return False
-            self._abort_reason = finish_reason
+            self.abort_reason = finish_reason
             return True
 
     def end(self, *, finish_reason: FinishReason | None = None, error: BackendError | None = None) -> bool:
@@ -262,7 +249,7 @@ class ActiveRequest:
 
     def is_cut(self) -> bool:
         """The next response carries only a piece of the text that waits."""
-        return self._may_be_cut and self._error is None and not self.sequences[0].is_one_piece
+        return self._may_be_cut and self.error is None and not self.sequences[0].is_one_piece
 
     def deliver(self) -> bool:
         """Send what is waiting, or the next piece of it. True: that was the final response.
@@ -270,9 +257,9 @@ class ActiveRequest:
         Only delivery calls this, from one thread at a time.
         """
         with self._lock:
-            error = self._error
+            error = self.error
             cut = self.is_cut()
-            final = self._state is RequestState.ENDED and not cut
+            final = self.state is RequestState.ENDED and not cut
             chunks = [] if error is not None or self.closed else self._take(final=final, cut=cut)
             self.has_sent = self.has_sent or bool(chunks)
             if not cut:
@@ -286,7 +273,7 @@ class ActiveRequest:
             if hands_over and self._reply.is_cancelled():  # with the KV cache kept, for a client who has gone
                 error = CancelledError("the client has gone")
                 with self._lock:
-                    self._error = error
+                    self.error = error
             if final and error is not None:
                 self._reply.send_error(error)
             elif final or chunks:
@@ -313,7 +300,7 @@ class ActiveRequest:
         """
         with self._lock:
             self._end_locked(error=error)
-            self._error = error.without_frames()
+            self.error = error.without_frames()
         self._release()
         with self._reply_lock:
             with self._lock:
@@ -342,18 +329,18 @@ class ActiveRequest:
             self._admitted.release()
 
     def _advance(self, event: RequestEvent) -> bool:
-        if event is RequestEvent.TOKENS and self._state is RequestState.GENERATING:
+        if event is RequestEvent.TOKENS and self.state is RequestState.GENERATING:
             return True  # nearly always; the table says the same
-        following = TRANSITIONS.get((self._state, event))
+        following = TRANSITIONS.get((self.state, event))
         if following is None:
             return False
-        self._state = following
+        self.state = following
         return True
 
     def _end_locked(self, *, finish_reason: FinishReason | None = None, error: BackendError | None = None) -> bool:
         if not self._advance(RequestEvent.END):
             return False
-        self._error = error.without_frames() if error is not None else None
+        self.error = error.without_frames() if error is not None else None
         if not self.sequences:  # a request that never began, or asks for no sequence, is answered all the same
             self.sequences = [SequenceBuffer(0, self.parsed, "")]
         for sequence in self.sequences:

@@ -32,7 +32,7 @@ from deepseek_backend.engines.tags import (
     ends_inside,
 )
 from deepseek_backend.errors import RequestError
-from deepseek_backend.field_values import quoted, read_json
+from deepseek_backend.field_values import quoted, read_object
 from deepseek_backend.messages import ToolUse, joined, without_old_reasoning
 from deepseek_backend.v4_prompt import Rendered, V4Form, render_v4
 
@@ -366,16 +366,9 @@ def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message whose calls have their arguments as objects, as far as these are JSON."""
     if not message.get("tool_calls"):
         return message
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _object(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
+    calls = []
+    for call in message["tool_calls"]:
+        document = read_object(call["function"]["arguments"])
+        function = call["function"] if document is None else {**call["function"], "arguments": document}
+        calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
-
-
-def _object(text: str) -> Any:
-    try:
-        value = read_json(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, dict) else text

@@ -226,9 +226,7 @@ _WARMUP_CHECKS: _Checks = {
 """The same for the keys under warmup."""
 
 
-def _problems(
-    where: str, values: Mapping[str, Any], checks: Mapping[str, tuple[Callable[[Any], bool], str]]
-) -> list[str]:
+def _problems(where: str, values: Mapping[str, Any], checks: _Checks) -> list[str]:
     """Return what is wrong with the keys at `where` and their values."""
     problems = []
     for key, value in values.items():

@@ -12,7 +12,7 @@ from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.tags import CLOSING, DSML, DSML_BEGIN, DSML_END, OPENING
 from deepseek_backend.errors import RequestError
-from deepseek_backend.field_values import listed, quoted, read_json
+from deepseek_backend.field_values import listed, quoted, read_object
 
 _BOS, _EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 _TOOLS = f"""## Tools
@@ -90,11 +90,8 @@ def render_dsml(messages: Messages, tools: Sequence[Mapping[str, Any]], template
 
 
 def _call(where: str, function: Mapping[str, Any]) -> str:
-    try:
-        arguments = read_json(function["arguments"])
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
+    arguments = read_object(function["arguments"])
+    if arguments is None:
         raise RequestError(
             f"{where}: expected a JSON object as arguments of {function['name']}, got {quoted(function['arguments'])}",
             code=ErrorCode.INVALID_ARGUMENT,

@@ -49,6 +49,15 @@ def read_json(text: str | bytes) -> Any:
     return value
 
 
+def read_object(text: str) -> dict[str, Any] | None:
+    """Return the object that JSON text stands for; None for anything else."""
+    try:
+        value = read_json(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def check_value(field: SamplingFieldSpec, value: object) -> Any:
     """Return `value` as `field` holds it: bool, int, float, str, a tuple of those, or a number for each token id.
 

@@ -194,8 +194,6 @@ _ONE_RESPONSE = (
 
 def contradictions(fields: Mapping[str, Any], default_max_tokens: int, *, streaming: bool = False) -> list[str]:
     """Return what is wrong with sampling fields that are each right alone but not together."""
-    if _YIELDING.isdisjoint(fields):
-        return []
     problems = []
     n, best_of = fields.get("n") or 1, fields.get("best_of") or 1
     max_tokens, min_tokens = fields.get("max_tokens") or default_max_tokens, fields.get("min_tokens") or 0

@@ -72,9 +72,6 @@ class EngineRelease:
     def version(self) -> str:
         return str(self.record["release"])
 
-    def matches(self, installed: str) -> bool:
-        return is_release(installed, self.version)
-
     @property
     def backend_to_name(self) -> str | None:
         """The `backend` that the LLM arguments must name, where LLM() would run a TensorRT engine without it."""

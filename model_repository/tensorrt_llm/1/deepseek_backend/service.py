@@ -210,7 +210,7 @@ class Service:
                 break
             self._engine.submit(request, self)
         # While it was being submitted: an abort may have come before the engine knew the request.
-        if active.ended or active.awaits_abort:
+        if active.ended or active.abort_reason is not None:
             self._abort_in_engine(requests)
         if active.closed:
             self._drop_context(active)

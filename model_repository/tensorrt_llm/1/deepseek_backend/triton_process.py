@@ -280,8 +280,6 @@ def _link(path: Path) -> str:
         return ""
 
 
-logger = logging.getLogger(__name__)
-
 NAME = "model_guard"
 """Name of the guard in ps; without it the fork would have the stub's name."""
 _ARM, _DISARM = b"a", b"d"

@@ -15,7 +15,7 @@ from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.tags import CLOSING, DSML, OPENING, V4_CALLS, V41_CALLS
 from deepseek_backend.errors import RequestError
-from deepseek_backend.field_values import listed, quoted, read_json
+from deepseek_backend.field_values import listed, quoted, read_object
 from deepseek_backend.messages import ToolUse
 
 
@@ -263,11 +263,8 @@ class _Turns:
         written = []
         for call in calls:
             name, text = call["function"]["name"], call["function"]["arguments"]
-            try:
-                arguments = read_json(text)
-            except ValueError:
-                arguments = None
-            if not isinstance(arguments, dict):
+            arguments = read_object(text)
+            if arguments is None:
                 arguments = {"arguments": text}
             lines = [
                 f'<{parameter} name="{key}" string="{str(isinstance(value, str)).lower()}">'

@@ -144,16 +144,9 @@ class BoundedTemplate:
 
 
 _process = TemplateProcess()
+render_template = _process.render
 atexit.register(_process.close)
 _inside = threading.local()
-
-
-def render_template(source: str, values: Mapping[str, Any] | None) -> str:
-    """Return what the template makes of `values` in this process's only TemplateProcess; None: compile it only.
-
-    :raises TemplateFailure: with the reason.
-    """
-    return _process.render(source, values)
 
 
 @contextmanager
