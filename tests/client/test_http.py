@@ -510,7 +510,7 @@ def test_giving_one_back_looks_at_no_more_than_have_grown_old(clock):
         run(pool.give_back(each))
         clock[0] += 4
     assert [each.closed for each in connections] == [True] * 2 + [False] * 8
-    assert len(pool) == 8
+    assert len(pool._idle) == 8
     clock[0] += 60
     assert run(pool.take()) is None
     assert all(each.closed for each in connections)

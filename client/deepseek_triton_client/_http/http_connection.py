@@ -239,9 +239,6 @@ class Pool:
         self._lock = threading.Lock()
         self._closed = False
 
-    def __len__(self) -> int:
-        return len(self._idle)
-
     async def take(self) -> HttpConnection | None:
         """Return an idle connection, or None."""
         while True:
