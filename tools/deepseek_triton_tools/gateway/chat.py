@@ -211,7 +211,6 @@ class StreamedChatAnswer(ChatAnswer):
         return b"".join(b'%b"role":"assistant",%b%b' % (head, text, self._plain_tail) for head in self._heads)
 
     def take(self, parts: Iterable[Part]) -> bytes:
-        """The chunks for parts that have come."""
         chunks: list[bytes] = []
         for part in parts:
             self.counts.add(part)

@@ -30,16 +30,16 @@ from deepseek_triton_tools.gateway.openai_fields import (
     wrong,
 )
 
-GUIDE_FIELDS = (
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_json_object",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_structural_tag",
-)
+_WORDS = {
+    "json": "a JSON schema",
+    "json_object": "true or false",
+    "regex": "a text",
+    "choice": "a list of texts",
+    "grammar": "a text",
+    "structural_tag": "an object",
+}
+"""A form in vLLM's words -> what its value is."""
+GUIDE_FIELDS = ("response_format", "structured_outputs", *(f"guided_{word}" for word in _WORDS))
 """The fields of a request that ask for a form. OpenAI has the first one, vLLM the others."""
 
 
@@ -90,8 +90,8 @@ def sent_names(request: Mapping[str, object]) -> dict[str, str]:
     names = {contract: name for contract, name in _SENT_AS if request.get(name) not in (None, False)}
     # Beside tools the model's server makes a structural tag of any form, and of a strict tool without one.
     for name in (*_forms(request), *(["tools"] if request.get("tools") else [])):
-        for guide in _GUIDES:
-            names.setdefault(guide, name)
+        for word in _WORDS:
+            names.setdefault(f"guided_{word}", name)
     return names
 
 
@@ -136,18 +136,6 @@ def _of_structured_outputs(value: object) -> dict[str, object]:
     for word, guide in document.items():
         return _of_word(word, f"structured_outputs.{word}", guide)
     return {}
-
-
-_GUIDES = tuple(f"guided_{word}" for word in ("json", "json_object", "regex", "grammar", "structural_tag"))
-_WORDS = {
-    "json": "a JSON schema",
-    "json_object": "true or false",
-    "regex": "a text",
-    "choice": "a list of texts",
-    "grammar": "a text",
-    "structural_tag": "an object",
-}
-"""A form in vLLM's words -> what its value is."""
 
 
 def _of_word(word: str, name: str, value: object) -> dict[str, object]:

@@ -19,6 +19,7 @@ from deepseek_triton_tools.gateway.settings import (
     SharedTable,
     SourceError,
     parse_source,
+    url_of,
 )
 from deepseek_triton_tools.gateway.shared_generation import Role, generate_shared, is_shareable
 from deepseek_triton_tools.gateway.triton_call import Call, Load, Part, UpstreamError, estimated_load
@@ -276,8 +277,7 @@ class Fleet:
         for url in addresses_by_url:
             metrics_url = ""
             if (port := addresses_by_url[url].metrics_port or self._metrics_port) is not None:
-                host = str(urlsplit(url).hostname)
-                metrics_url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                metrics_url = url_of("http", str(urlsplit(url).hostname), port)
             known = self._members.get(url)
             if known is not None and metrics_url == (known.metrics.url if known.metrics is not None else ""):
                 continue

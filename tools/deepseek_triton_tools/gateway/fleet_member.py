@@ -348,8 +348,8 @@ class FleetMember:
             return f"it does not tell its model: {error}"
         self.identity, self.max_seq_len = model.identity, model.max_seq_len
         reason = ""
-        if self._is_shared and model.fields.request_type:
-            reason = f"It can't share requests with another server: {model.fields.request_type}"
+        if self._is_shared and (why := model.fields.get("request_type", "its backend is too old")):
+            reason = f"It can't share requests with another server: {why}"
         elif self._is_stuck and self._worked_at <= self._went_down_at:
             self._drop_canary()
             try:
@@ -394,10 +394,6 @@ def _jittered(seconds: float) -> float:
     return seconds * _rng.uniform(1 - _JITTER, 1 + _JITTER)
 
 
-class _ToldFields(msgspec.Struct):
-    request_type: str = "its backend is too old"
-
-
 class ToldModel(msgspec.Struct):
     """The part of `model_info` that decides whether a server may take part."""
 
@@ -405,7 +401,7 @@ class ToldModel(msgspec.Struct):
     checkpoint: str = ""
     tool_form: str | None = None
     max_seq_len: int = 0
-    fields: _ToldFields = msgspec.field(default_factory=_ToldFields)
+    fields: dict[str, object] = {}
     """Input that it can't do -> why, or ""."""
 
     @property

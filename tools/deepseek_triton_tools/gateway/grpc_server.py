@@ -71,8 +71,6 @@ class GrpcServer(TritonServer):
 
 
 class GrpcConnection(TritonConnection):
-    """The answer to one request."""
-
     def __init__(self, stream: GrpcStream) -> None:
         super().__init__()
         self._ended = False

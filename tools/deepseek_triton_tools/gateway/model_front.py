@@ -107,8 +107,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class ModelFront:
-    """One model behind the gateway."""
-
     def __init__(self, model: ModelSettings, fleet: Fleet) -> None:
         self.fleet = fleet
         self.created = int(time.time())

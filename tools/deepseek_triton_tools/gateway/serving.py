@@ -72,7 +72,6 @@ def serve(settings: GatewaySettings, problems: Problems = tuple) -> None:
 
 
 def worker_application() -> object:
-    """The application of one worker."""
     from deepseek_triton_tools.gateway.application import create_app
 
     settings: GatewaySettings = pickle.loads((Path(os.environ[_FOLDER_VARIABLE]) / _SETTINGS).read_bytes())
@@ -133,24 +132,24 @@ class GatewayWorkers(Multiprocess):
 
 
 def _run(factory: str | Callable[[], object], settings: GatewaySettings, problems: Problems) -> None:
-    options: dict[str, Any] = {
-        "factory": True,
-        "host": settings.host,
-        "port": settings.port,
-        "workers": settings.workers,
-        "ssl_certfile": settings.tls_certificate,
-        "ssl_keyfile": settings.tls_key,
-        "timeout_graceful_shutdown": settings.drain_s,
-        "timeout_keep_alive": 75,  # longer than clients and load balancers keep idle connections, mostly 60 s
-        "timeout_worker_healthcheck": 20,  # it starts after the first checks of its servers, which take 5 s at most
-        "lifespan": "on",
-        "http": BoundedHeadProtocol,
-        "ws": "none",
-        "log_config": None,
-        "access_log": False,  # the gateway has its own
-        "server_header": False,
-    }
-    config = uvicorn.Config(factory, **options)
+    config = uvicorn.Config(
+        factory,
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        timeout_graceful_shutdown=settings.drain_s,
+        timeout_keep_alive=75,  # longer than clients and load balancers keep idle connections, mostly 60 s
+        timeout_worker_healthcheck=20,  # it starts after the first checks of its servers, which take 5 s at most
+        lifespan="on",
+        http=BoundedHeadProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,  # the gateway has its own
+        server_header=False,
+    )
     if settings.workers > 1:
         GatewayWorkers(config, problems).run()
         return

@@ -42,8 +42,6 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """All of a gateway's settings."""
-
     models: tuple[ModelSettings, ...]
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -188,7 +186,7 @@ def parse_address(text: str) -> ServerAddress:
         raise SourceError(expected)
     if is_grpc and not all(map(find_spec, ("grpc", "tritonclient"))):
         raise SourceError(f"{text}: gRPC needs one more package: pip install 'tritonclient[grpc]'")
-    url = _url(parts.scheme, host, port) + parts.path.rstrip("/")
+    url = url_of(parts.scheme, host, port) + parts.path.rstrip("/")
     try:
         Endpoint.parse(url)
     except InvalidRequest as error:
@@ -196,7 +194,7 @@ def parse_address(text: str) -> ServerAddress:
     return ServerAddress(url, metrics_port)
 
 
-def _url(scheme: str, host: str, port: int) -> str:
+def url_of(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
@@ -210,7 +208,7 @@ async def _addresses_of(name: str, address: ServerAddress) -> Sequence[ServerAdd
     # Resolvers turn the order round with each answer, and a list in another order would count as a new one.
     hosts = sorted({str(endpoint[0]) for *_, endpoint in found})
     return [
-        ServerAddress(_url(parts.scheme, host, int(parts.port or 0)) + parts.path, address.metrics_port)
+        ServerAddress(url_of(parts.scheme, host, int(parts.port or 0)) + parts.path, address.metrics_port)
         for host in hosts
     ]
 

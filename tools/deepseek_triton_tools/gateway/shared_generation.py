@@ -34,38 +34,22 @@ _WITHOUT_END |= {"num_output_tokens": 0, "num_reasoning_tokens": None}
 _log = logging.getLogger(__name__)
 
 
-class _Shape(msgspec.Struct):
-    """The sampling parameters that decide whether two servers can share a request."""
-
-    n: int = 1
-    best_of: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    guided_json: object = None
-    guided_json_object: bool | None = None
-    guided_regex: object = None
-    guided_grammar: object = None
-    guided_structural_tag: object = None
-
-    @property
-    def is_guided(self) -> bool:
-        """TensorRT-LLM is not known to guide an answer that two servers share."""
-        guides = (self.guided_json, self.guided_json_object, self.guided_regex, self.guided_grammar)
-        return any((*guides, self.guided_structural_tag))
-
-
 def is_shareable(call: Call, local_prefill_tokens: int) -> bool:
     """Whether two servers can share the request, and its prompt has more tokens, as far as it can be told here."""
     inputs = call.inputs
     if "request_type" in inputs or "task" in inputs or inputs.get("return_logprobs"):
         return False
     try:
-        shape = msgspec.json.decode(str(inputs.get("sampling_parameters", "{}")), type=_Shape)
+        sampling = msgspec.json.decode(str(inputs.get("sampling_parameters", "{}")), type=dict[str, object])
     except msgspec.MsgspecError:  # the server says what is wrong with them
         return False
-    if max(shape.n, shape.best_of) > 1 or not (shape.logprobs is shape.prompt_logprobs is None):
+    if not sampling.get("n", 1) == sampling.get("best_of", 1) == 1:
         return False
-    if shape.is_guided or '"strict"' in str(inputs.get("tools", "")):  # strict tools become a guide
+    if not (sampling.get("logprobs") is sampling.get("prompt_logprobs") is None):
+        return False
+    # TensorRT-LLM is not known to guide an answer that two servers share. Strict tools become a guide.
+    is_guided = any(value for name, value in sampling.items() if name.startswith("guided_"))
+    if is_guided or '"strict"' in str(inputs.get("tools", "")):
         return False
     has_one_prompt = not any(isinstance(inputs.get(name), list) for name in ("text_input", "messages"))
     return has_one_prompt and prompt_tokens(call) > local_prefill_tokens
@@ -208,15 +192,13 @@ class _SharedRequest:
 
     def _take_late(self, parts: list[Part], error: UpstreamError | None) -> None:
         """The context server was told to stop; it may have finished before."""
-        if self._call.late is not None:
-            self._call.late(parts, error)
+        self._call.late(parts, error)
         self._take_handover(parts)
         self.let_go()
 
     def _take_late_refusal(self, parts: list[Part], error: UpstreamError | None) -> None:
         """The client left, perhaps before it was known that the generation server did not take the request."""
-        if self._call.late is not None:
-            self._call.late(parts, error)
+        self._call.late(parts, error)
         if error is not None and error.unprocessed:
             self._must_fetch = True
             self.let_go()

@@ -66,7 +66,7 @@ class Call(msgspec.Struct, frozen=True):
     context_tried: list[str] = []
     died: list[str] = []
     sent: list[str] = []
-    late: Callable[[list[Part], UpstreamError | None], None] | None = None
+    late: Callable[[list[Part], UpstreamError | None], None] = lambda parts, error: None
     default_max_tokens: int = 0
 
 

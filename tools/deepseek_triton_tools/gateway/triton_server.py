@@ -431,8 +431,7 @@ class TritonServer:
         except (UpstreamError, ConnectionFailed, TimeoutError) as error:
             _log.info("%s: request %s was stopped by closing its connection: %s", self.url, call.request_id, error)
             connection.close()
-            if call.late is not None:
-                call.late([], UpstreamError(f"{self.url}: {error!r}", unprocessed=True))
+            call.late([], UpstreamError(f"{self.url}: {error!r}", unprocessed=True))
         else:
             self._give_back(connection)
 
@@ -443,9 +442,8 @@ class TritonServer:
         finally:
             self._give_back(teller)
         body = await connection.read_all()
-        if call.late is not None:
-            status, parts = await connection.status(), reader.feed(body)
-            call.late(parts, reader.error if status == 200 else error_of_status(status, body))
+        status, parts = await connection.status(), reader.feed(body)
+        call.late(parts, reader.error if status == 200 else error_of_status(status, body))
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
