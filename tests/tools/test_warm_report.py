@@ -12,7 +12,7 @@ from deepseek_triton_tools.cli import parsing
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE, CgroupMemory, HostMemory
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.terminal.tables import plain_lines
-from deepseek_triton_tools.warming import Stall, WarmOptions, report, take_survey, warm
+from deepseek_triton_tools.warming import WarmOptions, report, take_survey, warm
 from deepseek_triton_tools.warming.page_cache import evict
 from deepseek_triton_tools.warming.report import (
     SCHEMA,
@@ -23,7 +23,7 @@ from deepseek_triton_tools.warming.report import (
     survey_document,
 )
 from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warm_up import WarmProgress
+from deepseek_triton_tools.warming.warm_up import Stall, WarmProgress
 from support.cached_checkpoint import write_checkpoint
 from support.page_cache import on_uncached
 

@@ -10,7 +10,7 @@ from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import show
 from deepseek_triton_tools.tool_errors import LockError, ToolError
-from deepseek_triton_tools.warming import Share, Survey, WarmOptions, WarmResult, examine, report, take_survey, warm
+from deepseek_triton_tools.warming import Share, WarmOptions, examine, report, take_survey, warm
 from deepseek_triton_tools.warming.hold import Held, check_hold, evict_all, hold
 from deepseek_triton_tools.warming.report import (
     ProgressView,
@@ -19,7 +19,8 @@ from deepseek_triton_tools.warming.report import (
     result_document,
     survey_document,
 )
-from deepseek_triton_tools.warming.warm_up import WarmProgress
+from deepseek_triton_tools.warming.survey import Survey
+from deepseek_triton_tools.warming.warm_up import WarmProgress, WarmResult
 
 # Seconds for which the thread that reads headers may hold Python's lock, while threads that read weights wait for it.
 # With Python's default of 5 ms, a checkpoint of 5 GB took 8% longer.

@@ -27,9 +27,9 @@ class ServedModel:
     model_yaml: Path
     name: str
     """A folder or the name of a model on the Hugging Face hub, as model.yaml has it."""
-    revision: str | None
-    is_draft: bool
-    only_indexed: bool
+    revision: str | None = None
+    is_draft: bool = False
+    only_indexed: bool = False
     """The engine reads the files that the checkpoint's index names, and not all that are in its folder."""
 
     @property
@@ -101,18 +101,11 @@ def served_models(model_yaml: Path) -> list[ServedModel]:
         model_yaml=model_yaml,
         name=model,
         revision=revision if isinstance(revision, str) else None,
-        is_draft=False,
         only_indexed=engine == "reference",
     )
     speculative = _section(document.values, "speculative_config")
     drafts = [name for key in _DRAFT_KEYS if isinstance(name := speculative.get(key), str) and name]
-    return [
-        main,
-        *(
-            ServedModel(model_yaml=model_yaml, name=name, revision=None, is_draft=True, only_indexed=False)
-            for name in drafts
-        ),
-    ]
+    return [main, *(ServedModel(model_yaml=model_yaml, name=name, is_draft=True) for name in drafts)]
 
 
 def _section(values: Any, key: str) -> dict[Any, Any]:
@@ -172,7 +165,7 @@ def find_checkpoints(source: str) -> tuple[CheckpointFiles, ...]:
             f"{safe_name(source)}: expected a checkpoint's folder, a Hugging Face name (org/name) or a model "
             "repository, found no such file or folder; correct the path"
         )
-    return (_checkpoint(source, _in_cache(name), only_indexed=False),)
+    return (_checkpoint(source, _in_cache(name)),)
 
 
 @dataclass(frozen=True)
@@ -196,8 +189,8 @@ def _at_path(source: str, path: Path) -> tuple[CheckpointFiles, ...]:
     # The folder of a model in a Hugging Face cache.
     if os.path.isdir(path / "snapshots") and not any(path.glob("*.safetensors")):
         name = HubName(path.resolve().name.removeprefix("models--").replace("--", "/", 1))
-        return (_checkpoint(source, _in_cache(name, path), only_indexed=False),)
-    return (_checkpoint(source, _Location(path, "a folder"), only_indexed=False),)
+        return (_checkpoint(source, _in_cache(name, path)),)
+    return (_checkpoint(source, _Location(path, "a folder")),)
 
 
 def _served(source: str, yamls: Sequence[Path]) -> tuple[CheckpointFiles, ...]:
@@ -239,7 +232,7 @@ def _in_cache(name: HubName, model_folder: Path | None = None) -> _Location:
     return _Location(folder, f"in the Hugging Face cache, revision {commit}", name.download)
 
 
-def _checkpoint(source: str, location: _Location, *, only_indexed: bool) -> CheckpointFiles:
+def _checkpoint(source: str, location: _Location, *, only_indexed: bool = False) -> CheckpointFiles:
     """:raises CheckpointError: when the folder has neither weights nor an index of them."""
     folder = location.folder
     try:

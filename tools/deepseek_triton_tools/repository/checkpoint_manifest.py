@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,7 @@ def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
         "schema": SCHEMA,
         "source": manifest.source,
         "revision": manifest.revision,
-        "files": {
-            name: {"size": record.size, "sha256": record.sha256} for name, record in sorted(manifest.files.items())
-        },
+        "files": {name: asdict(record) for name, record in sorted(manifest.files.items())},
     }
     with whole_file(folder / MANIFEST_NAME) as file:
         json.dump(document, file, indent=1)

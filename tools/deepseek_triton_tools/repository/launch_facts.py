@@ -70,15 +70,9 @@ def serving_of(source: str) -> Serving:
     """
     yamls = model_yamls(Path(source)) if os.path.exists(source) else []
     if not yamls:
-        is_folder = os.path.exists(source)
-        return Serving(
-            source=source,
-            folders=(os.path.abspath(source),) if is_folder else (),
-            names=() if is_folder else (source,),
-            hub_cache=str(hub_cache()[0]),
-            size=sum(checkpoint.size for checkpoint in find_checkpoints(source)),
-            size_from="its files",
-        )
+        size = sum(checkpoint.size for checkpoint in find_checkpoints(source))
+        named = ServedModel(model_yaml=Path(MODEL_YAML), name=source)
+        return _serving(source, [named], Stamp(values={}, file=MANIFEST), (size, "its files"))
     served = [model for model_yaml in yamls for model in served_models(model_yaml)]
     first = served[0].model_yaml.resolve()
     stamp, _ = read_stamp(first.parent.parent, "")
@@ -339,7 +333,7 @@ def _serving_of_script(source: str, script: Path, stamp: Stamp) -> Serving:
             f"{safe_name(source)}: expected {SERVE_SCRIPT} to name the checkpoint's whole path or its name on the "
             f"Hugging Face hub, found {safe_name(name or 'none')}: build it anew with --model and the whole path"
         )
-    served = [ServedModel(model_yaml=script, name=name, revision=None, is_draft=False, only_indexed=False)]
+    served = [ServedModel(model_yaml=script, name=name)]
     return _serving(source, served, stamp, _size(name, served, stamp))
 
 

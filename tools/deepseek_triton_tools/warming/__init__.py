@@ -6,19 +6,7 @@
 The verbs are `deepseek-triton warm files`, `report` and `evict`; docs/warm.md explains them.
 """
 
-from deepseek_triton_tools.warming.survey import Share, Survey, WarmOptions, take_survey
-from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warm_up import Stall, WarmProgress, WarmResult, examine, warm
+from deepseek_triton_tools.warming.survey import Share, WarmOptions, take_survey
+from deepseek_triton_tools.warming.warm_up import examine, warm
 
-__all__ = [
-    "Problem",
-    "Share",
-    "Stall",
-    "Survey",
-    "WarmOptions",
-    "WarmProgress",
-    "WarmResult",
-    "examine",
-    "take_survey",
-    "warm",
-]
+__all__ = ["Share", "WarmOptions", "examine", "take_survey", "warm"]

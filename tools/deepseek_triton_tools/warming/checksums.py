@@ -84,22 +84,15 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
 def _hub_checksums(file: WeightFile) -> Iterator[Checksum]:
     """The checksums that a download from the Hugging Face hub leaves."""
     blob = file.path.resolve()
-    if blob.parent.name == "blobs" and (
-        checksum := _hub_checksum(blob.name, file.size, "its name in the Hugging Face cache")
-    ):
-        yield checksum
+    digests = {"its name in the Hugging Face cache": blob.name} if blob.parent.name == "blobs" else {}
     metadata = file.path.parent / ".cache" / "huggingface" / "download" / f"{file.path.name}.metadata"
-    lines = _lines(metadata) if os.path.exists(metadata) else []
-    if len(lines) > 1 and (checksum := _hub_checksum(lines[1].strip(), file.size, str(metadata))):
-        yield checksum
-
-
-def _hub_checksum(digest: str, size: int, source: str) -> Checksum | None:
-    if re.fullmatch("[0-9a-f]{64}", digest):
-        return Checksum("sha256", digest, source)
-    if re.fullmatch("[0-9a-f]{40}", digest):
-        return Checksum("sha1", digest, source, b"blob %d\0" % size)
-    return None
+    if os.path.exists(metadata):
+        digests |= {str(metadata): line.strip() for line in _lines(metadata)[1:2]}
+    for source, digest in digests.items():
+        if re.fullmatch("[0-9a-f]{64}", digest):
+            yield Checksum("sha256", digest, source)
+        elif re.fullmatch("[0-9a-f]{40}", digest):
+            yield Checksum("sha1", digest, source, b"blob %d\0" % file.size)
 
 
 def _checksums_in(path: Path) -> Iterator[tuple[Path, Checksum]]:

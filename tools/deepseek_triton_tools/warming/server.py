@@ -65,8 +65,6 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life
 
 @dataclass(frozen=True, kw_only=True)
 class ServerWarmOptions:
-    """The server to warm, the shapes, and the limits."""
-
     client: Callable[..., AsyncClient]
     """Makes the client, in the event loop. Called with `metrics_url=` and `retries=`: refusals are handled here."""
     repository: Path | None = None
