@@ -298,14 +298,8 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
             {
                 "load": point.load.label,
                 "figures": [
-                    {
-                        "name": each.figure.name,
-                        "a": asdict(each.a),
-                        "b": asdict(each.b),
-                        "change": asdict(each.change),
-                        "change_percent": each.change_percent,
-                        "verdict": each.verdict,
-                    }
+                    {"name": each.figure.name, "change_percent": each.change_percent, "verdict": each.verdict}
+                    | {part: asdict(getattr(each, part)) for part in ("a", "b", "change")}
                     for each in point.figures
                 ],
             }

@@ -117,7 +117,6 @@ def token_counts(target: targets.TargetSettings, texts: Sequence[str]) -> list[i
 
 
 _INTERVAL_S = 1.0
-_TIMEOUTS = Timeouts(connect=5.0)
 _TRITON_PORT = 8002
 
 
@@ -162,7 +161,7 @@ class MetricsWatch:
                 Client,
                 url,
                 metrics_url=url,
-                timeouts=_TIMEOUTS,
+                timeouts=Timeouts(connect=5.0),
                 tls=tls or Tls(),
                 token=token if _host(url) in own_hosts else None,
             )
@@ -269,7 +268,7 @@ class OpenAITarget:
                     record.outcome, record.error = "failed", await _refusal(response)
                     refused = self._counts_each_chunk is None and "continuous_usage" in record.error
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, *_NOT_OPENAI) as error:
-            record.outcome, record.error = "failed", _one_line(f"{type(error).__name__}: {error}")
+            record.outcome, record.error = "failed", targets.one_line(f"{type(error).__name__}: {error}")
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
@@ -334,7 +333,7 @@ class _StreamedAnswer:
         )
         record.finish_reason = self._finish_reason
         if record.outcome == "completed" and (self._error or not self._ended):
-            record.outcome, record.error = "failed", _one_line(self._error or "the stream ended without [DONE]")
+            record.outcome, record.error = "failed", targets.one_line(self._error or "the stream ended without [DONE]")
         elif record.outcome == "completed" and self._finish_reason not in _LIMIT_REASONS:
             record.outcome, record.error = "failed", f"finish reason {self._finish_reason!r}"
 
@@ -356,13 +355,9 @@ async def _refusal(response: aiohttp.ClientResponse) -> str:
         text = error["message"] if isinstance(error, dict) else str(error)
     except (ValueError, LookupError, TypeError):
         pass  # not OpenAI's form: the body itself says what is wrong
-    return _one_line(f"{response.status}: {text}")
+    return targets.one_line(f"{response.status}: {text}")
 
 
 def tls_of(settings: targets.TargetSettings) -> ssl.SSLContext | Literal[True]:
     """Return a context for the settings' certificates; True: the usual one. Raises InvalidRequest."""
     return True if settings.tls == Tls() else settings.tls.context()
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:200]

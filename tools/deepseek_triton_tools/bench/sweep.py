@@ -51,8 +51,6 @@ _REPORT_NAME = "report.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Everything that is to be measured."""
-
     target: TargetSettings
     points: Sequence[LoadPoint]
     repeat: int = 1

@@ -134,9 +134,9 @@ class TritonTarget:
                     if chunk.finish_reason is not None:
                         record.finish_reason = chunk.finish_reason
         except Cancelled as error:
-            record.outcome, record.error = "cancelled", _error_line(error)
+            record.outcome, record.error = "cancelled", one_line(str(error))
         except DeepseekTritonError as error:
-            record.outcome, record.error = "failed", _error_line(error)
+            record.outcome, record.error = "failed", one_line(str(error))
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
@@ -168,6 +168,6 @@ def client_arguments(settings: TargetSettings) -> dict[str, Any]:
     }
 
 
-def _error_line(error: DeepseekTritonError) -> str:
+def one_line(error: str) -> str:
     """Without the bytes that came, so that equal errors are counted together."""
-    return " ".join(str(error).partition(": bytearray(")[0].split())[:200]
+    return " ".join(error.partition(": bytearray(")[0].split())[:200]

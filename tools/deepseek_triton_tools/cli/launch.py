@@ -387,7 +387,7 @@ def _options(args: argparse.Namespace, ranks_per_node: int = 1) -> LaunchOptions
     }
     if "hosts" in given:
         from_file = args.host_file and mpirun.read_host_file(args.host_file, ranks_per_node)
-        given["hosts"] = from_file or mpirun.parse_hosts(args.hosts or "")
+        given["hosts"] = from_file or tuple((args.hosts or "").replace(",", " ").split())
     names = [field.name for field in dataclasses.fields(LaunchOptions)]
     return LaunchOptions(**{name: given[name] for name in names if given.get(name) is not None})
 

@@ -54,11 +54,6 @@ PACKAGES = (
 _SIOCGIFADDR = 0x8915
 _IFF_UP = 1
 _KILLED_WITHIN_S = 2
-_LIMITS: Mapping[Limit, int] = {
-    "memlock": resource.RLIMIT_MEMLOCK,
-    "nofile": resource.RLIMIT_NOFILE,
-    "stack": resource.RLIMIT_STACK,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +193,8 @@ class Machine:
 
     def limit(self, name: Limit) -> tuple[int | None, int | None]:
         """Return the soft and the hard limit, as getrlimit(2) does; None stands for unlimited."""
-        soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(_LIMITS[name]))
+        limits = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
+        soft, hard = (None if value == resource.RLIM_INFINITY else value for value in limits)
         return soft, hard
 
     def host_memory(self) -> HostMemory:

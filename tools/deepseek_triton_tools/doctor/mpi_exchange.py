@@ -59,8 +59,6 @@ class RankExchange:
 
 @dataclass(frozen=True)
 class Mpirun:
-    """The way in which ranks are started here."""
-
     machine: Machine
     interface: str | None
     ssh: Ssh

@@ -82,11 +82,6 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     return run_script(facts, options, "mpirun", environment(options))
 
 
-def parse_hosts(text: str) -> tuple[str, ...]:
-    """Split "node1,node2"; blanks separate too."""
-    return tuple(host for host in re.split(r"[,\s]+", text) if host)
-
-
 def read_host_file(path: Path, ranks_per_node: int) -> tuple[str, ...]:
     """Read a host from each line, in the form of mpirun's own host files.
 

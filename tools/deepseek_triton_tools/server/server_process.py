@@ -57,12 +57,8 @@ _STOPPED_LOADING = "stopped while it was loading"
 _OWN_OPTIONS = {
     "--model-repository": "DIR",
     "--model-store": "DIR",
-    "--http-address": "--host",
-    "--grpc-address": "--host",
-    "--metrics-address": "--host",
-    "--http-port": "--http-port",
-    "--grpc-port": "--grpc-port",
-    "--metrics-port": "--metrics-port",
+    **{f"--{name}-address": "--host" for name in _ENDPOINTS},
+    **{f"--{name}-port": f"--{name}-port" for name in _ENDPOINTS},
     "--exit-timeout-secs": "--exit-timeout",
     "--log-file": "--log-file",
 }
@@ -96,8 +92,6 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class StartProgress:
-    """Progress of a server's start."""
-
     elapsed_s: float
     last_message: str
     """The last message in the server's log."""
