@@ -178,7 +178,6 @@ CHAT_FIELDS = frozenset(
         "chat_template_kwargs",
         "include_reasoning",
         "separate_reasoning",
-        "stream_reasoning",
         "add_generation_prompt",
         "continue_final_message",
         "prompt_cache_key",

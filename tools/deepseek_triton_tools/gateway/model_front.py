@@ -171,8 +171,8 @@ class ModelFront:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-_PROBES = {"/health", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}/ready"}
-"""Asked every few seconds by machines; nobody is told of these."""
+_PROBES = ("/health", "/ready", "/metrics", "/v2/")
+"""Routes that begin so are asked every few seconds by machines; nobody is told of these."""
 
 
 class Observers:
@@ -191,7 +191,7 @@ class Observers:
 
     def begins(self, record: HandledRequest) -> None:
         """The request's headers have come. `upstream_headers` may be set."""
-        if record.route not in _PROBES:
+        if not record.route.startswith(_PROBES):
             self.metrics.begins(record)
             if self._traces is not None:
                 self._traces.begins(record)
@@ -199,7 +199,7 @@ class Observers:
     def ends(self, record: HandledRequest) -> None:
         """The response has been sent, or its client has gone."""
         record.ended_s = time.perf_counter()
-        if record.route not in _PROBES:
+        if not record.route.startswith(_PROBES):
             self.metrics.ends(record)
             if self._access_log is not None:
                 self._access_log.ends(record)

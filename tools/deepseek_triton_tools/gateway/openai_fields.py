@@ -216,6 +216,7 @@ WITHOUT_EFFECT = (
     "prompt_cache_retention",
     "prediction",
     "spaces_between_special_tokens",
+    "stream_reasoning",
 )
 """Fields that are accepted and change nothing, because clients send them everywhere. A null is the same as absent."""
 
@@ -306,7 +307,8 @@ def choices(given: Mapping[str, object]) -> tuple[int, int, int, dict[str, objec
     """How many choices are wanted, as how many of them each answer is given, how many answers are made, and the
     sampling fields for it.
 
-    Greedy decoding gives the same answer each time. The model's server refuses to repeat it, OpenAI does not.
+    Greedy decoding gives the same answer each time. The model's server refuses to repeat it, OpenAI does not. A
+    temperature below 1e-5 is 0 there.
     """
     wanted = integer("n", given.get("n", 1))
     best_of = integer("best_of", given.get("best_of", wanted))
@@ -316,7 +318,7 @@ def choices(given: Mapping[str, object]) -> tuple[int, int, int, dict[str, objec
         raise wrong("best_of", f"n, which is {wanted}, to {_MOST_CHOICES}", best_of)
     if best_of == 1:
         return 1, 1, 1, {"n": 1}  # model.yaml may have another default
-    if given.get("temperature") == 0 or given.get("top_k") == 1:
+    if number("temperature", given.get("temperature", 1)) < 1e-5 or given.get("top_p") == 0 or given.get("top_k") == 1:
         return wanted, wanted, 1, {"n": 1}
     return wanted, 1, best_of, {"n": wanted} if best_of == wanted else {"n": wanted, "best_of": best_of}
 
