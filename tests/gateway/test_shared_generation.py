@@ -382,7 +382,6 @@ def test_what_two_servers_cant_share_goes_to_one():
         {"sampling_parameters": '{"logprobs": 0}'},
         {"sampling_parameters": '{"prompt_logprobs": 1}'},
         {"return_logprobs": True},
-        {"text_input": ["a" * 99, "b" * 99]},
         {"task": "tokenize"},
         {"request_type": "context_and_generation"},
         {"sampling_parameters": "{"},

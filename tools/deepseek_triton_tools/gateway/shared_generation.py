@@ -51,8 +51,7 @@ def is_shareable(call: Call, local_prefill_tokens: int) -> bool:
     is_guided = any(value for name, value in sampling.items() if name.startswith("guided_"))
     if is_guided or '"strict"' in str(inputs.get("tools", "")):
         return False
-    has_one_prompt = not any(isinstance(inputs.get(name), list) for name in ("text_input", "messages"))
-    return has_one_prompt and prompt_tokens(call) > local_prefill_tokens
+    return prompt_tokens(call) > local_prefill_tokens
 
 
 async def generate_shared(
