@@ -7,7 +7,8 @@ from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, MetricSumma
 from deepseek_triton_tools.bench.run_figures import run_figures
 from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.cli.plan_request import OptionError, plan_named
+from deepseek_triton_tools.cli.plan_options import OptionError
+from deepseek_triton_tools.cli.plan_request import plan_named
 from support.made_up_bench import made_up_result
 
 H200 = "deepseek-r1 --gpu h200 --profile throughput --isl 1024 --osl 2048 --concurrency 1024"

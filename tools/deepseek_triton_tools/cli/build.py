@@ -34,7 +34,8 @@ def add_options(verb: VerbParser) -> None:
 
 def _build(args: argparse.Namespace) -> int:
     from deepseek_triton_build import DISAGGREGATED
-    from deepseek_triton_tools.cli.plan_request import absolute_model, pair_request, plan_request
+    from deepseek_triton_tools.cli.model_options import absolute_model
+    from deepseek_triton_tools.cli.plan_request import pair_request, plan_request
 
     if args.format == "vllm-serve" and args.engine is None:
         args.engine = "vllm"  # the format has no other

@@ -3,7 +3,7 @@
 import argparse
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path, real_number
-from deepseek_triton_tools.cli.plan_options import COMMON, add_plan_options, slo
+from deepseek_triton_tools.cli.plan_options import COMMON, OptionError, add_plan_options, slo
 
 
 def add_options(verb: VerbParser) -> None:
@@ -31,7 +31,7 @@ def add_options(verb: VerbParser) -> None:
 
 def _plan(args: argparse.Namespace) -> int:
     from deepseek_triton_build import DISAGGREGATED, make_plan
-    from deepseek_triton_tools.cli.plan_request import OptionError, pair_request, plan_request
+    from deepseek_triton_tools.cli.plan_request import pair_request, plan_request
 
     if args.sla is not None:
         return _search(args)
@@ -58,7 +58,7 @@ def _plan(args: argparse.Namespace) -> int:
 def _search(args: argparse.Namespace) -> int:
     from deepseek_triton_build import DISAGGREGATED, SIDE_PROFILES
     from deepseek_triton_build.catalog import load_release
-    from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
+    from deepseek_triton_tools.cli.plan_request import plan_request
     from deepseek_triton_tools.sla.fleets import TOKENS_PER_STEP, searched_settings
     from deepseek_triton_tools.sla.sla_plan import plan_to_sla, show_sla_plan
 

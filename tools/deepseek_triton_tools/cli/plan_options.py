@@ -18,6 +18,17 @@ SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 COMMON = "--gpu --gpus --precision --profile --trtllm --model --engine --isl --osl --concurrency"
 
 
+_BRIEF = 200
+"""Most characters of a typed text that a message repeats."""
+
+
+class OptionError(ToolError):
+    """An option has a value without a meaning. The exit code is 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=2)
+
+
 def slo(text: str) -> "Slo":
     """Limits in milliseconds, such as "ttft=500,tpot=30"."""
     from deepseek_triton_tools.bench.result import Slo  # as slow to import as a tenth of a plan, which few need
@@ -158,3 +169,7 @@ def known_names() -> str:
         "--image": tags,
     }
     return "names:\n" + "".join(f"  {option:<12} {', '.join(names)}\n" for option, names in rows.items())
+
+
+def brief(text: str) -> str:
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."

@@ -1,7 +1,6 @@
 """The options of `plan` and `build`, made into a request to the generator."""
 
 import argparse
-import errno
 import math
 import os
 import re
@@ -9,36 +8,28 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from deepseek_triton_build import DISAGGREGATED, DisaggregatedRequest, Plan, PlanRequest, Workload, make_plan
 from deepseek_triton_build.catalog import (
     DEFAULT_PROFILE,
     DEFAULT_RELEASE,
     DEFAULT_VLLM,
-    Architecture,
-    Variant,
-    checkpoint_named,
     container_month,
     container_tag,
-    cut_summary,
     find_precision,
-    foreign_weights,
     full_name,
-    how_to_plan,
-    precision_in_name,
     release_for_container,
-    title_of,
     variant_of_folder,
     variant_of_model,
     variants,
     vllm_for_container,
 )
-from deepseek_triton_build.text import UNREADABLE_YAML, is_path, nearest_name, printable_line, safe_name, short_repr
+from deepseek_triton_build.text import UNREADABLE_YAML, is_path, printable_line, short_repr
+from deepseek_triton_tools.cli.model_options import choose_model
 from deepseek_triton_tools.cli.parsing import VerbParser, require_tools
-from deepseek_triton_tools.cli.plan_options import add_plan_options, preset_or_file
+from deepseek_triton_tools.cli.plan_options import OptionError, add_plan_options, brief, preset_or_file
 from deepseek_triton_tools.terminal.output_streams import complain
-from deepseek_triton_tools.tool_errors import ToolError
 
 _INFLIGHT = "triton_config.max_inflight"
 _FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set", "--disagg")
@@ -54,35 +45,16 @@ _FOR_ONE_ENGINE = {
     "vllm": ("--vllm", "--parallel"),
 }
 """Engine that runs on GPUs -> the options that it alone has."""
-_BRIEF = 200
-"""Most characters of a typed text that a message repeats."""
 _ATTENTION_DP = "enable_attention_dp"
 _MOST_RECIPE_BYTES = 2**20
 _FETCH_S = 30
-_DISTILLED = "a distilled model has the architecture of the Qwen or Llama it was made of, which is not served here"
-
-
-class OptionError(ToolError):
-    """An option has a value without a meaning. The exit code is 2."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, exit_code=2)
-
-
-class _Named(NamedTuple):
-    """The meaning of the VARIANT that was given."""
-
-    variant: str
-    precision: str | None = None
-    model: str | None = None
 
 
 def plan_request(args: argparse.Namespace) -> PlanRequest:
     """Make the request from the options that `add_plan_options` adds.
 
-    A note goes to stderr when --model is a folder that isn't on this machine. Raises OptionError for a wrong value of
-    an option or an unknown Hugging Face name, UnknownNameError for an unknown container, and RefusedPlanError for one
-    whose release can't be used.
+    Raises OptionError for a wrong value of an option and as `choose_model` does, UnknownNameError for an unknown
+    container, and RefusedPlanError for one whose release can't be used.
     """
     require_tools()
     if args.slo is not None and args.from_bench is None:
@@ -90,25 +62,18 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     published, measured = ({}, ()) if args.from_recipe is None else _take_recipe(args)
     if args.variant is None:
         raise OptionError("VARIANT is missing: name the model that is to be served")
-    named = _named(args)
-    if args.engine is None and args.trtllm is not None and _engine(named.variant, None) == "vllm":
+    chosen = choose_model(args)
+    if args.engine is None and args.trtllm is not None and _engine(chosen.variant, None) == "vllm":
         args.engine = "tensorrt_llm"  # which the release is of; the planner refuses a model that it can't serve
-    _refuse_meaningless(args, named.variant)
-    model = _model(args.model, named, args.precision)
-    precision = _precision(args.precision, named, model, for_vllm=args.engine == "vllm")
-    if args.gpu is None and _needs_gpu(named.variant, args.engine):
-        raise OptionError(f"{named.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
-    release, vllm, container = _versions(args, _engine(named.variant, args.engine))
-    if args.model and model and not is_path(model):
-        if "/" in model and not variant_of_model(model):
-            complain(f"note: {model} is not a folder here; the engine will take it for a Hugging Face name")
-    elif args.model and model and not os.path.exists(model):
-        complain(f"note: {model} is not on this machine; the container must have it there")
+    _refuse_meaningless(args, chosen.variant)
+    if args.gpu is None and _needs_gpu(chosen.variant, args.engine):
+        raise OptionError(f"{chosen.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
+    release, vllm, container = _versions(args, _engine(chosen.variant, args.engine))
     request = PlanRequest(
-        variant=named.variant,
+        variant=chosen.variant,
         gpu=args.gpu,
         num_gpus=args.gpus,
-        precision=precision,
+        precision=chosen.precision,
         profile=DEFAULT_PROFILE if args.profile is None else args.profile,
         release=release,
         vllm=vllm,
@@ -123,7 +88,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         preset=None if _has_sides(args) else preset_or_file(args.preset),
         decoupled=args.decoupled,
         backend_name=args.backend_name,
-        model=model,
+        model=chosen.model,
         allow_unpublished=args.allow_unpublished,
         overrides=(*published.items(), *(row for text in args.set for row in overrides(text))),
         measured=measured,
@@ -163,7 +128,7 @@ def _take_recipe(args: argparse.Namespace) -> tuple[dict[str, Any], tuple[tuple[
         elif str(typed).lower() != str(value).lower():
             recipe.notes.append(f"{recipe.name}: {name} {value}; --{name} {typed} is taken")
             del recipe.options[name]
-    rows = {key: _hashable(value, f"{recipe.name}: {key}") for key, value in recipe.settings.items()}
+    rows = {key: _setting_value(value, f"{recipe.name}: {key}") for key, value in recipe.settings.items()}
     own = dict(row for text in args.set for row in overrides(text))
     if args.mtp is not None and "mtp" not in recipe.options:
         rows = {key: value for key, value in rows.items() if not key.startswith("speculative_config.")}
@@ -198,7 +163,7 @@ def _recipe_text(place: str) -> str:
 
     from deepseek_triton_build.check import read_bytes
 
-    place, shown = place.partition("#")[0], f"--from-recipe {_brief(re.split('[?#]', place)[0])}"
+    place, shown = place.partition("#")[0], f"--from-recipe {brief(re.split('[?#]', place)[0])}"
     # GitHub's own address of a file gives a page of HTML.
     raw = re.sub(r"^https://github\.com/([^/]+/[^/]+)/blob/", r"https://raw.githubusercontent.com/\1/", place)
     try:
@@ -296,7 +261,7 @@ def recorded_args(options: str) -> argparse.Namespace:
     try:
         words = shlex.split(options)
     except ValueError as error:
-        raise OptionError(f"{error}, in the options {_brief(options)!r}") from error
+        raise OptionError(f"{error}, in the options {brief(options)!r}") from error
     args, unknown = parser.parse_known_args(words)
     if unknown:
         raise OptionError(f"`deepseek-triton plan` has no {' '.join(unknown)}")
@@ -392,7 +357,7 @@ def overrides(text: str, option: str = "--set") -> list[tuple[str, Any]]:
     """
     import yaml
 
-    given = f"{option} {_brief(text)}"
+    given = f"{option} {brief(text)}"
     key, equals, written = text.partition("=")
     key = key.strip()
     if not equals or not all(part.isidentifier() for part in key.split(".")):
@@ -411,12 +376,12 @@ def _flat(key: str, value: Any, given: str) -> Iterator[tuple[str, Any]]:
         for name, below in value.items():
             yield from _flat(f"{key}.{name}", below, given)
     else:
-        yield key, _hashable(value, given)
+        yield key, _setting_value(value, given)
 
 
-def _hashable(value: Any, given: str) -> Any:
+def _setting_value(value: Any, given: str) -> Any:
     if isinstance(value, list):
-        return tuple(_hashable(item, given) for item in value)
+        return tuple(_setting_value(item, given) for item in value)
     if isinstance(value, float) and not math.isfinite(value):
         raise OptionError(f"{given}: expected a finite number, found {value}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -425,165 +390,3 @@ def _hashable(value: Any, given: str) -> Any:
         return value
     kind = "a mapping here" if isinstance(value, dict) else f"a {type(value).__name__}"
     raise OptionError(f"{given}: expected numbers, text, true, false, null or lists of them, found {kind}")
-
-
-def _brief(text: str) -> str:
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
-
-
-def _named(args: argparse.Namespace) -> _Named:
-    """Find the variant by its name or a checkpoint's. Raises OptionError for a path or an unknown Hugging Face name."""
-    given = args.variant
-    if (name := full_name(given)) in variants():
-        return _Named(name)
-    if os.path.isdir(given) or is_path(given):
-        raise OptionError(_about_folder(given))
-    found = variant_of_model(given) or checkpoint_named(given, args.precision)
-    if found is None and "/" not in given and not _is_distilled(given):
-        return _Named(given)  # the planner names the nearest
-    if found is None:
-        models = [
-            next(iter(variant.checkpoints.values())).model for variant in variants().values() if not variant.model
-        ]
-        known = f"known so far: {', '.join(models)}"
-        if _is_distilled(given):
-            raise OptionError(f"{given}: {_DISTILLED}; {known}")
-        near = nearest_name(given, models)
-        known = f"did you mean {near}? {known}" if near else known
-        copy = "; a copy of one of them under another name is given as --model beside its variant"
-        hint = how_to_plan(given) or known + copy * ("deepseek" in given.lower())
-        raise OptionError(f"unknown Hugging Face name {_brief(given)!r}: {hint}")
-    variant, checkpoint = found
-    if checkpoint.published_for:
-        complain(f"note: {title_of(variant, checkpoint)}")
-    if args.model is not None and "/" not in given:
-        return _Named(variant.name)
-    return _Named(variant.name, checkpoint.precision, checkpoint.model)
-
-
-def _about_folder(given: str) -> str:
-    """Say how a folder is given. It tells DeepSeek-V3's architecture from V3.2's, but not R1 from V3."""
-    from deepseek_triton_build.check import read_facts
-
-    facts = read_facts(Path(given), given)[0] if os.path.isfile(os.path.join(given, "config.json")) else None
-    name = facts.class_name if facts else None
-    meant = facts.architecture if facts else None
-    alike = [v.name for v in variants().values() if v.architecture == meant or (name is None and not v.model)]
-    what = f"{_brief(given)} is a path" + (f", of a {_brief(name)}" if name else "")
-    if not alike:
-        return f"{what}, which is no model that is served here; known so far: {', '.join(variants())}"
-    one = alike[0] if len(alike) == 1 else "VARIANT"
-    which = "" if len(alike) == 1 else f", where VARIANT is what it is: {' or '.join(alike)}"
-    return f"{what}; give it as --model: {one} --model {_brief(given)}{which}"
-
-
-def _is_distilled(model: str) -> bool:
-    return "distill" in model.rpartition("/")[2].lower()
-
-
-def _precision(asked: str | None, named: _Named, model: str | None, *, for_vllm: bool) -> str | None:
-    """Return the precision asked for, or the checkpoint's, by name or by files. Raises OptionError when they differ."""
-    of_folder = _precision_of(model, named.variant, for_vllm=for_vllm) if model else None
-    of_checkpoint = of_folder or named.precision
-    if asked is None:
-        return of_checkpoint or (precision_in_name(model.rstrip("/").rpartition("/")[2]) if model else None)
-    precision = find_precision(asked)
-    if of_checkpoint is not None and precision != of_checkpoint:
-        raise OptionError(
-            f"--precision {asked}: the checkpoint named holds {of_checkpoint} weights; leave --precision out, or name "
-            f"your own: {named.variant} --model NAME"
-        )
-    return precision
-
-
-def _precision_of(model: str, variant: str, *, for_vllm: bool) -> str | None:
-    """Return the precision of --model's weights, if known. Raises OptionError for another variant's checkpoint."""
-    served = variants().get(variant)
-    if served is None or served.architecture is None:
-        return None
-    if os.path.isdir(model):
-        return _precision_of_folder(model, served, served.architecture, for_vllm=for_vllm)
-    by_name = variant_of_model(model)
-    if by_name is None:
-        if not is_path(model) and _is_distilled(model):
-            raise OptionError(f"--model {model}: {_DISTILLED}")
-        if foreign := foreign_weights(model.rstrip("/").rpartition("/")[2]):
-            raise OptionError(f"--model {model}: by its name it has {foreign}; name other weights of {variant}")
-        return None
-    if by_name[0] is not served:
-        raise OptionError(f"--model {model} is {by_name[0].name}, not {variant}")
-    return by_name[1].precision
-
-
-def _precision_of_folder(model: str, served: Variant, architecture: Architecture, *, for_vllm: bool) -> str | None:
-    """Read the precision from a checkpoint's folder. Raises OptionError when it holds no whole checkpoint of the
-    architecture, or an unknown quantization."""
-    from deepseek_triton_build.check import read_facts  # takes as long as half a plan, and few plans need it
-
-    facts, findings = read_facts(Path(model), f"--model {model}", for_vllm=for_vllm)
-    broken = [finding for finding in findings if finding.severity == "error"]
-    if broken:
-        problems = "; ".join(f"{finding.file}: {finding.message}" for finding in broken)
-        fix = broken[0].fix if facts.is_contradictory else "name the folder of a whole checkpoint"
-        raise OptionError(f"{problems}; {fix}")
-    if facts.architecture is None or facts.architecture.class_name != architecture.class_name:
-        expected, found = architecture.class_name, short_repr(facts.class_name)
-        raise OptionError(f"--model {model}: expected a {expected} for {served.name}, its config.json says {found}")
-    facts = replace(facts, architecture=architecture)
-    if facts.difference and not served.model:  # with the tiny ones' settings, any of the class is served
-        expected = f"expected the figures of {served.name}, found {facts.difference}"
-        fix = f"name a checkpoint of {served.name}, or the VARIANT that this one is of"
-        raise OptionError(f"--model {model}: {expected}; {fix}")
-    for finding in findings:
-        complain(f"note: {finding.file}: {finding.message}; {finding.fix}")
-    if facts.quantization is not None and facts.precision is None:
-        known = ", ".join(served.checkpoints)
-        raise OptionError(
-            f"{facts.quantization_file}: expected {known} weights, found {short_repr(facts.quantization)}"
-        )
-    if facts.has_16_bits and not served.model:
-        known = ", ".join(served.checkpoints)
-        raise OptionError(
-            f"--model {model}: expected {known} weights, found no quantization: 16-bit weights; quantize them: "
-            "deepseek-triton checkpoint quantize"
-        )
-    if facts.cut is not None:
-        left = cut_summary(facts.cut, architecture)
-        complain(f"note: --model {model} is cut: it has {left}, so its answers are noise")
-    return facts.precision
-
-
-def absolute_model(model: str | None) -> str | None:
-    """Return --model with a folder here as an absolute path, for no container has another one.
-
-    Raises OptionError for a path that is neither here nor absolute.
-    """
-    full = os.path.abspath(os.path.expanduser(model or "/"))
-    if not model or os.path.isabs(model) or "://" in model or not (is_path(model) or os.path.isdir(full)):
-        return model
-    if not os.path.exists(full):
-        raise OptionError(f"--model {safe_name(model)}: expected an absolute path; give --model {safe_name(full)}")
-    return full
-
-
-def _model(given: str | None, named: _Named, precision: str | None) -> str | None:
-    """Return --model as it is written into the files: the form tells a folder here (./NAME) from a Hugging Face name,
-    which gets its owner. Raises OptionError when it can be neither."""
-    if given is None:
-        return named.model
-    try:
-        given.encode()
-        os.stat(given)
-    except UnicodeEncodeError as error:
-        raise OptionError(f"--model {_brief(given)}: expected a name in UTF-8; rename the folder") from error
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise OptionError(f"--model {_brief(given)}: is too long for a path") from error
-    if not given:
-        raise OptionError("--model: expected a folder or a Hugging Face name, found nothing")
-    if os.path.isfile(given):
-        raise OptionError(f"--model {given}: expected a folder, found a file; name its folder: {Path(given).parent}")
-    if os.path.isdir(given):
-        return given if is_path(given) else f"./{given}"
-    known = checkpoint_named(given, precision)
-    return given if known is None else known[1].model

@@ -125,7 +125,7 @@ def _generated(args: argparse.Namespace, manifest: Path, record: Mapping[str, An
     :raises ToolError: when they can't be planned any more.
     """
     from deepseek_triton_build import BuildError, UnknownNameError
-    from deepseek_triton_tools.cli.plan_request import OptionError
+    from deepseek_triton_tools.cli.plan_options import OptionError
 
     others = {name: getattr(args, name) for name in ("trtllm", "vllm", "image")}
     changed = {name: value for name, value in others.items() if value is not None}
