@@ -213,14 +213,16 @@ def absent_checkpoint(document: Document, key: str, version_dir: Path, options: 
     if os.path.isfile(path := version_dir / name):
         message = f"expected a checkpoint's folder, found the file {short_repr(name)}"
         return document.finding(codes.MODEL_GONE, key, message, f"name its folder: {safe_name(str(path.parent))}")
-    is_inside = engine == "reference" and not os.path.isabs(name)  # it downloads nothing
-    if not is_inside and not name.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(name):
+    # A relative path counts from here, and the reference engine downloads nothing.
+    is_inside = not os.path.isabs(name) and (engine == "reference" or is_path(name))
+    if not is_inside and _HUB_NAME.fullmatch(name):
         message = f"{name} is a Hugging Face name and not a folder on this machine, so its files are not checked"
         fix = "nothing; to have its files checked, name the folder it was downloaded to with --model"
         return document.finding(codes.MODEL_ON_HUB, key, message, fix)
     if options.strict or is_inside:
         message = f"expected a checkpoint at {short_repr(name)}, found no folder"
-        return document.finding(codes.MODEL_GONE, key, message, "correct the path, or name the folder with --model")
+        fix = f"{'give an absolute path' * is_inside or 'correct the path'}, or name the folder with --model"
+        return document.finding(codes.MODEL_GONE, key, message, fix)
     message = f"{short_repr(name)} is not on this machine; the container may have it"
     fix = "to have its files checked, name its folder on this machine with --model"
     return document.finding(codes.MODEL_NOT_HERE, key, message, fix)
