@@ -121,6 +121,13 @@ def test_an_older_python_is_refused_in_one_line():
     assert refused.stderr == "supervise.py: expected Python 3.10 or newer, got 3.9\n"
 
 
+def test_a_launcher_that_was_not_copied_whole_says_so(tmp_path):
+    alone = shutil.copy(SUPERVISE, tmp_path)
+    refused = subprocess.run([*PYTHON, alone, "list"], capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "deepseek_launcher" in refused.stderr
+
+
 def test_what_a_killed_supervisor_leaves_is_stopped_and_removed(supervise, tmp_path):
     """A further node is in the same state as one without a guard: the launch has ranks there and no supervisor."""
     ended, killed = supervise("true"), supervise("sleep", "1000")

@@ -12,9 +12,12 @@ if sys.version_info < (3, 10):  # noqa: UP036 - an older Python can't even parse
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from deepseek_launcher.main import main
-
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    try:
+        from deepseek_launcher.main import main
+
+        code = main(sys.argv[1:])
+    except (ImportError, SyntaxError) as error:  # a file is gone, or cut short
+        sys.exit(f"supervise.py: {error}: copy the repository again; `deepseek-triton check` names what is wrong")
     # Not sys.exit: a thread that writes to a stdout which nobody reads must not keep this process alive.
     os._exit(code)
