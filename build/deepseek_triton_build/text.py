@@ -193,6 +193,11 @@ def is_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or model.count("/") > 1
 
 
+def is_inside(name: str) -> bool:
+    """Tell whether the relative path `name`, which a file gives, stays inside its folder, and can be a path at all."""
+    return "\0" not in name and all(part not in ("", "..") for part in name.split("/"))
+
+
 def safe_name(name: str) -> str:
     """Return `name` itself where it is printable and at most 200 characters long, else quoted and cut short."""
     return name if name.isprintable() and len(name) <= 200 else short_repr(name)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, read_facts
     from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, NO_MODEL_HERE
     from deepseek_triton_build.check.deepseek_v4 import draft_kind, is_v4
-    from deepseek_triton_build.check.documents import is_inside, read_bytes, read_yaml
+    from deepseek_triton_build.check.documents import read_bytes, read_yaml
     from deepseek_triton_build.check.finding import CheckedModel, Report, find_code, rules_page
     from deepseek_triton_build.check.generated_origin import STAMP_FIX, Stamp, changed_files, read_stamp
     from deepseek_triton_build.check.model_identity import CheckOptions
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from deepseek_triton_build.data.finding import Finding
     from deepseek_triton_build.planning.plan_request import read_json_object
     from deepseek_triton_build.render.stamp import MANIFEST
+    from deepseek_triton_build.text import is_inside
 
 # Module -> the names above that it has. As in the package above, asking for a name imports its module: whoever reads
 # a header needs no rules, which take most of the time.
@@ -34,7 +35,7 @@ _HOMES = {
     "check.checkpoint_files": ("CheckpointFacts", "read_facts"),
     "check.codes": ("CHECKS", "MISSING_SHARD", "NO_MODEL_HERE"),
     "check.deepseek_v4": ("draft_kind", "is_v4"),
-    "check.documents": ("is_inside", "read_bytes", "read_yaml"),
+    "check.documents": ("read_bytes", "read_yaml"),
     "check.finding": ("CheckedModel", "Report", "find_code", "rules_page"),
     "check.generated_origin": ("STAMP_FIX", "Stamp", "changed_files", "read_stamp"),
     "check.model_identity": ("CheckOptions",),
@@ -46,6 +47,7 @@ _HOMES = {
     "data.finding": ("Finding",),
     "planning.plan_request": ("read_json_object",),
     "render.stamp": ("MANIFEST",),
+    "text": ("is_inside",),
 }
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 

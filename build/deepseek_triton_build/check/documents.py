@@ -54,11 +54,6 @@ def read_bytes(path: Path, most: int) -> bytes | None:
     return content if size <= most else None
 
 
-def is_inside(name: str) -> bool:
-    """Tell whether the relative path `name`, which a file gives, stays inside its folder, and can be a path at all."""
-    return "\0" not in name and all(part not in ("", "..") for part in name.split("/"))
-
-
 def _require_file(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise NotAFileError(errno.EINVAL, "not a regular file")

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check import codes
-from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, is_inside, read_bytes, read_json, read_yaml
+from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, read_bytes, read_json, read_yaml
 from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
+from deepseek_triton_build.render.owner_edits import recorded_checksums
 from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, is_settings, sha256, unpacked_text
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION
 from deepseek_triton_build.text import first_names, printable_line, safe_name
@@ -46,9 +47,7 @@ class Stamp:
     @cached_property
     def files(self) -> Mapping[str, str]:
         """Path -> checksum, as they were generated. A path that no file of the folder can have is left out."""
-        files = self.values.get("files")
-        rows = files.items() if isinstance(files, dict) else ()
-        return {name: sum for name, sum in rows if isinstance(sum, str) and is_inside(name)}
+        return recorded_checksums(self.values)
 
     @property
     def is_of_triton(self) -> bool:

@@ -268,7 +268,6 @@ class _Model(ModelCheck):
         self.unchecked += self.keep(engine_problems(document, release))
 
     def check_vllm(self) -> None:
-        """Check what vLLM gets."""
         version, self.version_from, unsure = find_vllm(
             self.options,
             self.recorded.vllm,

@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from deepseek_triton_build.check import codes
-from deepseek_triton_build.check.documents import is_inside, read_text
+from deepseek_triton_build.check.documents import read_text
 from deepseek_triton_build.data.finding import Code, Finding
 from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.render.model_configuration import declaration
-from deepseek_triton_build.text import nearest_name, printable_line, safe_name, short_repr
+from deepseek_triton_build.text import is_inside, nearest_name, printable_line, safe_name, short_repr
 
 NAME = "config.pbtxt"
 _PYTHON = "python"

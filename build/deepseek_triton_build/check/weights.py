@@ -13,10 +13,10 @@ from typing import Any
 
 from deepseek_triton_build.check import codes
 from deepseek_triton_build.check.deepseek_v4 import Form, is_v4, tensor_problems
-from deepseek_triton_build.check.documents import NotAFileError, is_inside, open_file, read_json
+from deepseek_triton_build.check.documents import NotAFileError, open_file, read_json
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, PointerError, read_header
 from deepseek_triton_build.data.finding import Finding
-from deepseek_triton_build.text import first_names, safe_name
+from deepseek_triton_build.text import first_names, is_inside, safe_name
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"

@@ -24,6 +24,7 @@ PRECISION_ALIASES: Mapping[str, Precision] = {
     "gptq": "w4a16",
     "compressed-tensors": "w4a16",
 }
+_PRECISION_WORDS: Mapping[str, Precision] = {**{precision: precision for precision in PRECISIONS}, **PRECISION_ALIASES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,14 +316,12 @@ def find_gpu(name: str) -> Gpu:
 
 def find_precision(name: str) -> Precision:
     """Return the precision of that name or alias in any case, or raise UnknownNameError."""
-    names: dict[str, Precision] = {precision: precision for precision in PRECISIONS}
-    names |= PRECISION_ALIASES
-    if name.lower() in names:
-        return names[name.lower()]
+    if name.lower() in _PRECISION_WORDS:
+        return _PRECISION_WORDS[name.lower()]
     # BF16 weights would only help GPUs without FP8, where TensorRT-LLM has no MLA kernels for DeepSeek.
     is_bf16 = name.lower() in ("bf16", "bfloat16")
     note = "BF16 helps no GPU that serves DeepSeek (rule H001); leave --precision out" if is_bf16 else ""
-    raise UnknownNameError("precision", name, names, note=note)
+    raise UnknownNameError("precision", name, _PRECISION_WORDS, note=note)
 
 
 def variant_of_model(model: str) -> tuple[Variant, KnownCheckpoint] | None:
@@ -384,8 +383,7 @@ def foreign_weights(name: str) -> str:
 
 def precision_in_name(name: str) -> Precision | None:
     """Return the precision that the name of a checkpoint says; None where it says none, or several."""
-    known = {precision: precision for precision in PRECISIONS} | dict(PRECISION_ALIASES)
-    said = {precision for word, precision in known.items() if _word(word).search(name.lower())}
+    said = {precision for word, precision in _PRECISION_WORDS.items() if _word(word).search(name.lower())}
     return said.pop() if len(said) == 1 else None
 
 

@@ -338,8 +338,6 @@ DEFAULT_DYNAMO = "1.6.2"
 
 @dataclass(frozen=True, kw_only=True)
 class DynamoRelease:
-    """One release of Dynamo."""
-
     version: str
     trtllm: str
     """The TensorRT-LLM build in its container, such as 1.3.0rc25."""

@@ -56,8 +56,6 @@ class Replacement:
 
 @dataclass(frozen=True, kw_only=True)
 class VllmVersion:
-    """One vLLM version."""
-
     version: str
     arguments: Mapping[str, Argument] = field(repr=False)
     """Engine arguments by name."""

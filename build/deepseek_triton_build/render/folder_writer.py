@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from deepseek_triton_build.build_errors import OutputError, ReplacementError
-from deepseek_triton_build.render.owner_edits import edited_names, edits_diff
+from deepseek_triton_build.render.owner_edits import edited_names, edits_diff, recorded_checksums
 from deepseek_triton_build.render.repository_files import MODEL, File
 from deepseek_triton_build.render.stamp import MANIFEST
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION
@@ -250,7 +250,7 @@ def _refuse_loss(output: Path, files: list[File]) -> None:
     old_record = read_manifest(found)
     new_record = _record(next(new[str(path)] for path in _MANIFESTS if str(path) in new))
     changes = list(_deployment_diff(output, old_record, new_record))
-    edited = edited_names(output, name, old_record.get("files", {}), new)
+    edited = edited_names(output, name, recorded_checksums(old_record), new)
     reasons = ["holds another deployment"] if changes else []
     if edited:
         reasons.append(f"changed since it was generated: {first_names(edited, most=10)}")

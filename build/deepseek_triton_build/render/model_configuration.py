@@ -101,7 +101,6 @@ def yaml_lines(settings: Sequence[Setting]) -> list[str]:
 
 
 def settings_file_text(file: SettingsFile, *, stamp: str) -> str:
-    """Return the text of `file`."""
     settings = [replace(setting, key=setting.key.removeprefix(f"{file.section}.")) for setting in file.settings]
     return "\n".join([f"# {stamp}", *comment_lines(f"{file.section}, by its path"), *yaml_lines(settings)]) + "\n"
 

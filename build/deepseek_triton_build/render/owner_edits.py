@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from deepseek_triton_build.render.stamp import sha256
-from deepseek_triton_build.text import safe_name
+from deepseek_triton_build.text import is_inside, safe_name
 
 MAX_LINES = 200
 """Lines of a difference; longer ones are cut."""
@@ -23,11 +23,10 @@ def edited_names(output: Path, manifest: str, recorded: Mapping[str, str], new: 
     that Python writes beside our own modules do not count.
 
     :param manifest: path of the file that `recorded` was read from; it is not compared.
-    :param recorded: the SHA-256 of each file as generated, by path. Paths that lead out of the folder are ignored.
+    :param recorded: the SHA-256 of each file as generated, by path, from `recorded_checksums`.
     :param new: the content of every file that would be written, by path.
     :raises OSError: when a folder or a file can't be read.
     """
-    recorded = {name: checksum for name, checksum in recorded.items() if _is_inside(name)}
     ours = _folders_of({*recorded, *new})
     present = present_paths(output, {*recorded, *new})
     edited = {name for name in recorded if name not in present}
@@ -47,7 +46,7 @@ def recorded_checksums(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the checksums of the files in a manifest, by path, but for paths that lead out of the folder."""
     files = record.get("files")
     rows = files.items() if isinstance(files, dict) else ()
-    return {name: checksum for name, checksum in rows if isinstance(checksum, str) and _is_inside(name)}
+    return {name: checksum for name, checksum in rows if isinstance(checksum, str) and is_inside(name)}
 
 
 def present_paths(output: Path, generated: Set[str]) -> dict[str, Path]:
@@ -77,11 +76,6 @@ def _entries(output: Path) -> Iterator[tuple[str, Path]]:
         for path in (here / name for name in (*folders, *files)):
             if not stat.S_ISDIR(path.lstat().st_mode):
                 yield path.relative_to(output).as_posix(), path
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def _is_python_cache(name: str, path: Path, ours: set[str]) -> bool:

@@ -110,7 +110,6 @@ class Orchestrator:
         return found
 
     def router(self, side: str) -> Mapping[str, Any]:
-        """Return the router of a side."""
         return _mapping(self.section(side).get("router"))
 
     def is_before(self, version: str) -> bool:
