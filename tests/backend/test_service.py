@@ -244,7 +244,7 @@ def test_stopping_lets_go_of_what_is_open(engine):
     assert (reply.sent, reply.errors, service.num_open) == ([], [], 0)
     assert engine.aborted == [engine.requests[0].request_id]
     assert engine.stopped
-    assert not service.is_ready()
+    assert not service.readiness().alive
 
 
 def test_a_failed_sequence_ends_its_siblings(service, engine):
@@ -340,7 +340,7 @@ def test_a_server_that_exits_refuses_new_requests_and_gives_open_ones_their_time
         reply = send(service, stream=True)
         exit_now()
         wait_for(lambda: service.draining)
-        assert not service.is_ready()
+        assert not service.readiness().alive
         assert wait(send(service)).errors[0].code is ErrorCode.UNAVAILABLE
         finish(engine, engine.requests[0], "done")
         assert wait(reply).text == "done"
@@ -368,7 +368,7 @@ def test_a_dead_engine_fails_what_is_open_and_then_is_fatal(engine, on_fatal, ca
         reply = send(service)
         engine.alive = False
         assert wait(reply).errors[0].code is ErrorCode.UNAVAILABLE
-        assert not service.is_ready()
+        assert not service.readiness().alive
         assert fatal.wait(10 if called else 0.05) is called
 
 
@@ -396,7 +396,7 @@ def test_requests_that_all_time_out_without_a_token_are_one_long_wait(hanging, e
     send(hanging)
     assert "none had a token" in hanging.readiness().reason
     engine.step([(engine.requests[-1], Step(text="x", token_ids=[1]))])
-    assert hanging.is_ready()
+    assert hanging.readiness().alive
 
 
 def test_an_idle_server_does_not_wait_for_tokens(hanging, engine, jump):
@@ -407,15 +407,15 @@ def test_an_idle_server_does_not_wait_for_tokens(hanging, engine, jump):
     assert settled(hanging)
     jump(61)
     send(hanging)
-    assert hanging.is_ready()
+    assert hanging.readiness().alive
 
 
 def test_an_engine_that_works_without_a_step_does_not_hang(hanging, engine, jump):
     send(hanging)
     jump(61)
-    assert not hanging.is_ready()
+    assert not hanging.readiness().alive
     engine.worked_at_s = jump(0)
-    assert hanging.is_ready()
+    assert hanging.readiness().alive
 
 
 WHOLE = [{}, {"n": 2, "temperature": 0.8}, {"separate_reasoning": True}, {"timeout_ms": 1000}]
@@ -498,7 +498,7 @@ def test_a_change_of_the_readiness_is_a_warning_and_that_of_a_stop_is_not(engine
         caplog.clear()
         engine.alive = alive
         service.publish_state()
-        assert service.is_ready() is (alive and not engine.stopped)
+        assert service.readiness().alive is (alive and not engine.stopped)
         return [record.levelname for record in caplog.records]
 
     caplog.set_level("INFO")

@@ -11,7 +11,7 @@ from deepseek_triton_client import InvalidRequest, Overloaded, PerfMetrics, Samp
 from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 from deepseek_triton_client._core.dialect import Dialect
 from deepseek_triton_client._core.exceptions import BY_CODE
-from deepseek_triton_client._core.response_reader import OUTPUT_NAMES
+from deepseek_triton_client._core.response_reader import _OTHER_OUTPUTS
 from deepseek_triton_client._core.sampling_params import LEFT_OUT, SAMPLING_FIELDS
 from deepseek_triton_client._http.http_errors import status_error
 from deepseek_triton_tools.doctor.gpu import _CATALOGUE_NAMES
@@ -64,7 +64,8 @@ def requests(params):
 
 def test_outputs_read_are_the_contracts():
     # Two servers that share a request are joined by the gateway.
-    assert {tensor.name for tensor in contract.OUTPUTS} == OUTPUT_NAMES | {"context_phase_params"}
+    read = {"text_output", "model_info", *_OTHER_OUTPUTS}
+    assert {tensor.name for tensor in contract.OUTPUTS} == read | {"context_phase_params"}
     assert [each.name for each in fields(PerfMetrics)] == [tensor.name for tensor in contract.PERF_OUTPUTS]
 
 

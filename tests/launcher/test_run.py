@@ -220,6 +220,7 @@ WRONG = [
     (["run", "--repository", "/nowhere", "--", "true"], "there is no folder /nowhere"),
     (["run", "--ready-file", "/nowhere/ready", "--", "true"], "--ready-file /nowhere/ready: expected a folder"),
     (["run", "--", "tritonserver", "--allow-http=false"], "--allow-http is off"),
+    (["run", "--", "tritonserver", "--allow-http", "Off"], "--allow-http is off"),
     (["run", "--ranks", "0", "--", "true"], "expected 1 or more"),
     (["run", "--ready-within", "soon", "--", "true"], "expected a number of seconds, got 'soon'"),
     (["run", "--http-port", "70000", "--", "true"], "expected a port up to 65535"),

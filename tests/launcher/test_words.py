@@ -11,7 +11,7 @@ import pytest
 
 from deepseek_launcher import command
 from deepseek_launcher.attempt import End, Outcome, Restarts
-from deepseek_launcher.command import is_turned_off, option, seconds
+from deepseek_launcher.command import option, seconds
 from deepseek_launcher.processes import how_ended
 from deepseek_launcher.rank import ended_line, event_line, mpi_rank, mpi_size, parse_event
 from deepseek_launcher.world import PHASES, World, cause_of, lost_node_of, phase_of, rank_of
@@ -205,8 +205,6 @@ def test_rank_and_size_of_this_process():
 def test_options_of_another_command():
     command = ["tritonserver", "--a", "1", "--b=2", "--a=3", "--allow-http", "False", "--last"]
     assert [option(command, name) for name in ("--a", "--b", "--c", "--last")] == ["3", "2", None, ""]
-    assert is_turned_off(command, "--allow-http")
-    assert not is_turned_off(command, "--a")
     assert (seconds(command, "--a", 30), seconds(command, "--allow-http", 30)) == (3, 30)
 
 

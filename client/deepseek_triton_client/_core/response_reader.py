@@ -257,6 +257,4 @@ _SHARED_BY_ANSWERS = frozenset({"num_input_tokens", "num_cached_tokens", *_PERF}
 """Outputs whose single value holds for all of several answers."""
 
 _OTHER_OUTPUTS = frozenset({*_COLUMNS, "output_ids", *_PERF})
-
-OUTPUT_NAMES = frozenset({"text_output", "model_info", *_OTHER_OUTPUTS})
-"""Names of all outputs that are read. Others are ignored: a newer server may send more."""
+"""Outputs that are read besides the text. Further ones are ignored: a newer server may send more."""

@@ -113,7 +113,7 @@ class TritonPythonModel:
 
     def is_ready(self) -> bool:
         """Answer `v2/models/<model>/ready`. Triton 26.03 and later call this; older releases never do."""
-        return self._service is not None and self._service.is_ready()
+        return self._service is not None and self._service.readiness().alive
 
     def finalize(self) -> None:
         """Release the engine. Triton calls this on unload and on exit, when no request is in flight any more."""

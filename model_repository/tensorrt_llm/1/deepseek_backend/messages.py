@@ -168,7 +168,7 @@ def read_messages(text: str) -> Messages:
         where = f"messages[{position}].prefix"
         if message["prefix"] is not True:
             raise ValueError(f"{where}: expected true or false, got {quoted(message['prefix'])}")
-        if position != len(messages) - 1 or message["role"] != "assistant" or _has_tool_calls(message):
+        if position != len(messages) - 1 or message["role"] != "assistant" or message.get("tool_calls"):
             raise ValueError(f"{where}: expected on the last message only, the assistant's, without tool calls")
     return _results_in_order([_with_one_reasoning(message) for message in messages])
 
@@ -206,7 +206,7 @@ def _content(where: str, message: Mapping[str, Any]) -> str | tuple[str, ...] | 
     An image is a tuple of its own, too.
     """
     content = message.get("content")
-    if isinstance(content, str) or (content is None and _has_tool_calls(message)):
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
         return content
     if content is None and message["role"] in _MAY_BE_EMPTY:
         return ""
@@ -295,7 +295,7 @@ def _results_in_order(messages: Sequence[dict[str, Any]]) -> Messages:
     ordered: list[Mapping[str, Any]] = []
     position, is_called = 0, False
     while position < len(messages):
-        is_called = is_called or _has_tool_calls(messages[position])
+        is_called = is_called or bool(messages[position].get("tool_calls"))
         if messages[position]["role"] == "tool" and not is_called:
             raise ValueError(f"messages[{position}].tool_call_id: expected the id of a call before it, got no call")
         ordered.append(messages[position])
@@ -332,15 +332,11 @@ def unanswerable(messages: Messages) -> str:
     if last["role"] != "assistant" or last.get("prefix"):
         return ""
     hint = 'to have it continued, add "prefix": true to it' + ", and put it last" * (place < len(messages) - 1)
-    if _has_tool_calls(last):
+    if last.get("tool_calls"):
         hint = "send the results of its calls, as messages of role tool"
     elif not last["content"]:
         hint = "leave it out"
     return f"messages[{place}]: expected a last message of the user or of a tool, got one of the assistant; {hint}"
-
-
-def _has_tool_calls(message: Mapping[str, Any]) -> bool:
-    return bool(message.get("tool_calls"))
 
 
 def _named(value: object) -> str:

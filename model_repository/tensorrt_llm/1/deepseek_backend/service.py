@@ -386,9 +386,6 @@ class Service:
         """Seconds since the engine made a token, as far as its steps and its health tell."""
         return min(self._token_clock.idle_s, time.monotonic() - health.worked_at_s)
 
-    def is_ready(self) -> bool:
-        return self.readiness().alive
-
     def publish_state(self) -> None:
         """Hand the gauges to the metrics, and log a change of the readiness."""
         inflight, inflight_tokens = self.inflight

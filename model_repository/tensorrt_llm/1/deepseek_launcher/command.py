@@ -15,8 +15,6 @@ from pathlib import Path
 
 from deepseek_launcher.launch_tag import shared_memory
 
-_FALSE = ("0", "false", "off", "no")
-
 
 def option(command: Sequence[str], name: str) -> str | None:
     """Return the last value given as `NAME VALUE` or `NAME=VALUE`; None when the option is not there."""
@@ -26,10 +24,6 @@ def option(command: Sequence[str], name: str) -> str | None:
         if word_name == name:
             value = rest if equals else following
     return value
-
-
-def is_turned_off(command: Sequence[str], name: str) -> bool:
-    return (option(command, name) or "").lower() in _FALSE
 
 
 def seconds(command: Sequence[str], name: str, default: float) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from deepseek_launcher.command import is_turned_off
+from deepseek_launcher.command import option
 from deepseek_launcher.options import POLICIES, LauncherError, RunOptions, UsageError
 
 
@@ -131,7 +131,7 @@ def _run_verb(arguments: argparse.Namespace) -> int:
             return rank(command)
         from deepseek_launcher.supervisor import run
 
-        if is_turned_off(command, "--allow-http"):
+        if (option(command, "--allow-http") or "").lower() in ("0", "false", "off", "no"):
             raise UsageError(
                 "--allow-http is off: readiness is asked over HTTP; leave it on, at --http-address=127.0.0.1"
             )

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 _PROGRAM = Path(__file__).with_name("template_program.py")
@@ -131,18 +132,6 @@ class TemplateProcess:
                     pipe.close()
 
 
-class BoundedTemplate:
-    """Stands for a template that jinja2 has compiled, of which transformers calls `render` only."""
-
-    def __init__(self, source: str, process: TemplateProcess) -> None:
-        self._source = source
-        self._process = process
-
-    def render(self, **values: Any) -> str:
-        """Raises TemplateFailure."""
-        return self._process.render(self._source, values)
-
-
 _process = TemplateProcess()
 render_template = _process.render
 atexit.register(_process.close)
@@ -158,7 +147,8 @@ def transformers_bounded() -> Iterator[None]:
 
         def compile_bounded(chat_template: str) -> Any:
             if getattr(_inside, "is_on", False):
-                return BoundedTemplate(chat_template, _process)
+                # Stands for a template that jinja2 has compiled, of which transformers calls `render` only.
+                return SimpleNamespace(render=lambda **values: render_template(chat_template, values))
             return compile_template(chat_template)
 
         compile_bounded.is_bounded = True  # type: ignore[attr-defined]

@@ -165,7 +165,6 @@ class ContinuousBatch:
         return sum(self._runner.lengths)
 
     def add(self, generations: Iterable[BatchedGeneration]) -> None:
-        """Add requests to the queue."""
         for generation in generations:
             insort(self._waiting, generation, key=lambda one: -one.request.priority)
 

@@ -144,7 +144,7 @@ class SimulatedEngine:
             )
             command = partial(self._accept, row)
         except RequestError as refusal:
-            command = partial(self._refuse, request, sink, refusal)
+            command = partial(sink.on_steps, [(request, Step(error=refusal))])
         with self._lock:
             if self._answering:
                 self._inbox.put(command)
@@ -284,15 +284,12 @@ class SimulatedEngine:
             self._open[row.request.request_id] = row
             self._scheduler.add(row)
 
-    def _refuse(self, request: GenerateRequest, sink: StepSink, error: RequestError) -> None:
-        sink.on_steps([(request, Step(error=error))])
-
     def _goes_on(self, row: SimulatedGeneration, handover: ContextHandover) -> bool:
         """Send the token that the context server generated, and return whether the row has to generate more."""
         row.generated = 1
         step = row.next_step(self._scheduler, stamp() if self._options.text == "stamps" else "")
         if (tuple(step.token_ids), step.finish_reason == "stop") != (handover.first_gen_tokens, handover.ended):
-            self._refuse(row.request, row.sink, _OTHER_BEGINNING)
+            row.sink.on_steps([(row.request, Step(error=_OTHER_BEGINNING))])
             return False
         _send([(row, step)])
         if row.length == 1 and row.ticket is not None:

@@ -65,11 +65,6 @@ class SimulatedGeneration(ScheduledRow):
             self._add_details(step, first, scheduler)
         return step
 
-    @property
-    def prefills_from(self) -> int:
-        """Index of the token that the end of a prompt brings: 1 where a context server generated the one before."""
-        return int(self.request.handover is not None and self.ticket is None)
-
     def handover(self, step: Step, *, form: str, ticket: KvTicket, number: int) -> ContextHandover:
         """Return the handover of a context_only request whose only step this is."""
         return ContextHandover(
@@ -110,7 +105,8 @@ class SimulatedGeneration(ScheduledRow):
         if first == 0:
             self.first_token_ns = self.last_token_ns
             step.prompt_logprobs = self.prompt_logprobs
-        if first == self.prefills_from:
+        # The end of a prompt brings this token: the second where a context server generated the one before.
+        if first == (self.request.handover is not None and self.ticket is None):
             self.first_decode = scheduler.num_iterations
         if sampling.logprobs is not None:
             step.logprobs = output_logprobs(step.token_ids, first, sampling)

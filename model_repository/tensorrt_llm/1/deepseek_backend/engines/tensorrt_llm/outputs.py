@@ -19,6 +19,7 @@ server the answer. What TensorRT-LLM does there, and this engine makes up for:
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -42,6 +43,7 @@ class OutputIncrements:
         self._is_whole = is_whole
         self._output = output
         self._tokenizer = tokenizer
+        self._decode = partial(tokenizer.decode, skip_special_tokens=request.sampling.skip_special_tokens is not False)
         self._num_chars_sent = 0
         self.num_tokens_sent = 0
 
@@ -81,9 +83,6 @@ class OutputIncrements:
         text = translation.complete_text(whole, self._num_chars_sent, final=final)
         self._num_chars_sent += len(text)
         return text
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._sampling.skip_special_tokens is not False)
 
     def _with_logprobs(
         self, output: Any, token_ids: Sequence[int], *, may_be_short: bool
@@ -202,8 +201,7 @@ class GrowingText:
     """The text of one answer, made of its tokens in pieces that never end inside a character."""
 
     def __init__(self, tokenizer: PromptTokenizer, sampling: SamplingParams) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = sampling.skip_special_tokens is not False
+        self._decode = partial(tokenizer.decode, skip_special_tokens=sampling.skip_special_tokens is not False)
         self._before: list[int] = []
         """The tokens of the last piece. What a token is as text may depend on the ones before."""
         self._held: list[int] = []
@@ -221,9 +219,6 @@ class GrowingText:
 
     def _text_held(self) -> str:
         return self._decode(self._before + self._held)[len(self._decode(self._before)) :]
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
 
 def first_step(request: GenerateRequest, handover: ContextHandover, text: GrowingText, *, is_whole: bool) -> Step:

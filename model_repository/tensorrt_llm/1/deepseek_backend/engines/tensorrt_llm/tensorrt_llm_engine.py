@@ -83,10 +83,6 @@ class _Open(OpenEntry):
         """Whether a context server may still keep the KV cache. The first response of TensorRT-LLM comes after it."""
         return outputs.fetches(self.request) and (self.output is None or not self.output.outputs[0].token_ids)
 
-    @property
-    def num_tokens_sent(self) -> int:
-        return self.increments.num_tokens_sent if self.increments is not None else 0
-
 
 class TensorRTLLMEngine(LoopEngine[_Open]):
     """An `Engine` over tensorrt_llm.LLM."""
@@ -486,6 +482,7 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
             return f"{reason}: {describe(error)}"
         if not isinstance(error, self._llmapi.RequestError) or self._worker_refusal(entry, error):
             return ""  # the fault of this engine or of the client
-        if entry.num_tokens_sent == 0 and translation.guide(entry.request.sampling):
+        has_tokens = entry.increments is not None and entry.increments.num_tokens_sent
+        if not has_tokens and translation.guide(entry.request.sampling):
             return ""  # possibly the guide's fault, and no guide may end the server, however often it is sent
         return self._faults.add(" ".join(str(error).split()), entry.num_faults)
