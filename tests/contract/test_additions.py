@@ -23,7 +23,7 @@ EDITS = {
     f"{BUILD}/data/gpus.yaml": (
         "h200:\n",
         "h999:\n  title: NVIDIA H999\n  architecture: hopper\n  sm: 90\n  sm_count: 132\n  memory_mib: 150000\n"
-        "  memory_source: a test\n  memory_bandwidth_gb_s: 5000\n  gpus_per_node: 8\n  nvlink_domain: 8\n"
+        "  memory_source: a test\n  gpus_per_node: 8\n  nvlink_domain: 8\n"
         "  published_min_gpus: {fp8: 8}\n  published_source: a test\n\n",
     ),
     f"{BUILD}/data/moe_backends.yaml": (

@@ -183,7 +183,6 @@ class Gpu:
     memory_mib: int
     """Memory in MiB as nvidia-smi reports it (memory.total)."""
     memory_source: str
-    memory_bandwidth_gb_s: float
     gpus_per_node: int
     nvlink_domain: int
     """Number of GPUs that reach each other over NVLink; 1 where they have none."""
