@@ -210,8 +210,9 @@ REFUSED = [
 
 
 def test_a_wrong_command_line_is_refused(capsys):
-    for argv, said in REFUSED:
-        assert main([*SEARCH, *argv]) == 2
+    of_v4 = (["plan", "deepseek-v4-flash", *SEARCH[2:], *LIMITS], "no paces of deepseek-v4-flash")
+    for argv, said in (of_v4, *(([*SEARCH, *argv], said) for argv, said in REFUSED)):
+        assert main(argv) == 2
         assert said in capsys.readouterr().err
 
 

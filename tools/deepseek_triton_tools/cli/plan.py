@@ -57,7 +57,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _search(args: argparse.Namespace) -> int:
     from deepseek_triton_build import DISAGGREGATED, SIDE_PROFILES
-    from deepseek_triton_build.catalog import load_release
+    from deepseek_triton_build.catalog import load_release, variants
     from deepseek_triton_tools.cli.plan_request import plan_request
     from deepseek_triton_tools.sla.fleets import TOKENS_PER_STEP, searched_settings
     from deepseek_triton_tools.sla.sla_plan import plan_to_sla, show_sla_plan
@@ -95,6 +95,8 @@ def _search(args: argparse.Namespace) -> int:
     if wrong:
         raise OptionError("; ".join(wrong))
     request = plan_request(args)
+    if request.variant in variants() and variants()[request.variant].engines[0] == "vllm":
+        raise OptionError(f"--sla: no paces of {request.variant} on TensorRT-LLM are known; leave --sla out")
     if searched := searched_settings(request.overrides):
         raise OptionError(f"--set {', '.join(searched)}: --sla chooses this itself (the drafts by --mtp); leave it out")
     if load_release(request.release).is_before("1.0.0"):
