@@ -54,7 +54,7 @@ class BackendConfig:
     ignored_parameters: tuple[str, ...] = ()
     """Shell-style patterns of request parameters that are ignored, for headers that a proxy forwards."""
     cancellation_check_period_ms: int = 100
-    """How often each open request is asked whether its client has gone; less often beyond 200 open requests."""
+    """How often each open request is asked whether its client has gone; less often beyond 100 open requests."""
     stream_mode: str = "delta"
     """Content of a stream's chunks where the request does not say: delta or cumulative."""
     stream_interval: int | None = None
