@@ -5,8 +5,10 @@ import json
 import pytest
 
 from deepseek_triton_client import Client, InvalidRequest, ModelNotFound, Retries
+from deepseek_triton_client._core.exceptions import BY_CODE
+from deepseek_triton_tools.gateway.model_front import CODES
 from gateway.asking import HELLO, LAST, MESSAGES
-from support.raw_triton import INFO, RawTriton, answer, event, gateway_before
+from support.raw_triton import INFO, RawTriton, answer, event, gateway_before, refusal
 
 
 def test_the_client_asks_a_gateway():
@@ -51,3 +53,10 @@ def test_the_client_asks_a_gateway():
         for path in ("", "/v1/chat/completions"):
             with Client(address + path) as other, pytest.raises(ModelNotFound, match=f"write {address}/v1$"):
                 other.ready()
+        triton.deaf = True  # so that it stays down
+        for code in sorted(CODES, key="E_UNAVAILABLE".__eq__):
+            triton.script = refusal(400, f"[{code}] no")
+            with Client(f"{address}/v1", retries=Retries(attempts=1)) as other:
+                with pytest.raises(BY_CODE[code]) as refused:
+                    other.chat("Hi")
+                assert refused.value.code == (code if CODES[code][1] else None)

@@ -113,9 +113,23 @@ def decode_json(data: bytes) -> Outputs:
     return outputs
 
 
+_CODES = {
+    "unsupported_parameter": "E_UNSUPPORTED",
+    "context_length_exceeded": "E_PROMPT_TOO_LONG",
+    "overloaded": "E_OVERLOADED",
+    "unavailable": "E_UNAVAILABLE",
+    "cancelled": "E_CANCELLED",
+    "internal_error": "E_INTERNAL",
+}
+"""A gateway's code of an error -> the backend's."""
+
+
 def error_text(error: Any) -> str:
-    """Triton's errors are texts; OpenAI's are objects with a message."""
-    return str(error.get("message", error) if isinstance(error, dict) else error)
+    """Triton's errors are texts; OpenAI's are objects with a message, before which a gateway's code is put."""
+    if not isinstance(error, dict):
+        return str(error)
+    code, message = _CODES.get(str(error.get("code"))), str(error.get("message", error))
+    return f"[{code}] {message}" if code else message
 
 
 def decode_tensors(tensors: Iterable[tuple[str, str, bytes]]) -> Outputs:
