@@ -60,3 +60,4 @@ def test_the_client_asks_a_gateway():
                 with pytest.raises(BY_CODE[code]) as refused:
                     other.chat("Hi")
                 assert refused.value.code == (code if CODES[code][1] else None)
+                assert other.readiness()[0].state == ("loading" if code == "E_UNAVAILABLE" else "ready"), code

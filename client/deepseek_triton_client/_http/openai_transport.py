@@ -87,14 +87,12 @@ class OpenAITransport(HttpTransport):
         return True
 
     async def model_ready(self, timeout_s: float | None) -> bool:
-        """Ask by name for what `server_ready` did not find: a gateway's model may load, a proxy may list few."""
-        if self._name in self._names:
-            return True
+        """Ask by name too: a gateway's model may load or be down, a proxy may list few, and vLLM has the list only."""
         status, headers, body = await self._get(f"{self._path}/models/{quote(self._name, safe='')}", timeout_s)
-        if status not in (200, 503):
+        if status not in (200, 503) and self._name not in self._names:
             missing = ModelNotFound(f"model {self._name!r} is not found")
             raise missing if status == 404 else status_error(status, headers, body)
-        return status == 200
+        return status != 503
 
     async def index(self, timeout_s: float | None) -> list[dict[str, str]]:
         return [{"name": name} for name in self._names]

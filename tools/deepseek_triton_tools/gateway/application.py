@@ -95,6 +95,8 @@ async def list_models(request: ApiRequest) -> None:
 
 async def one_model(request: ApiRequest) -> None:
     name, model = await request.state.model(request.exchange.path_parameters["model"], request.caller)
+    if not model.fleet.up("generation"):
+        raise model.fleet.unavailable()
     await request.exchange.respond(200, msgspec.json.encode(await _entry(name, model)))
 
 

@@ -123,12 +123,12 @@ class Fleet:
     def model_info(self) -> str:
         """The answer to `describe` (docs/contract.md), of the generation server with the smallest max_seq_len of those
         that are up; "" until a server has been up. Servers that were all down may come back with another."""
-        if up := self._up("generation"):  # of equals the former one, so that it stays the same
+        if up := self.up("generation"):  # of equals the former one, so that it stays the same
             least = min(up, key=lambda member: (member.max_seq_len, member.model_info != self._model_info))
             self._model_info = least.model_info
         return self._model_info
 
-    def _up(self, role: Role) -> list[FleetMember]:
+    def up(self, role: Role) -> list[FleetMember]:
         return [member for member in self._members.values() if member.state == "up" and member.role == role]
 
     # Requests.
@@ -141,7 +141,7 @@ class Fleet:
         """The answer of one server, or of two that share the request. Raises UpstreamError."""
         if not (self._is_disaggregated and is_shareable(call, self._local_prefill_tokens)):
             return self._generate(call, "generation")
-        if not self._up("generation"):
+        if not self.up("generation"):
             raise self.unavailable()  # before a context server computes a prompt that nobody would fetch
         return generate_shared(call, self._generate, lambda release: _keep(self._releases, release))
 
@@ -198,7 +198,7 @@ class Fleet:
     def _next(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> FleetMember:
         """The server to ask after those in `call.tried`, which failed with `errors`. Raises UpstreamError where there
         is none left."""
-        left = [member for member in self._up(role) if member.url not in call.tried]
+        left = [member for member in self.up(role) if member.url not in call.tried]
         # Whoever sends what kills an engine would take the whole fleet down, one server after the other.
         if len(call.died) >= MOST_DEATHS:
             raise self.unavailable(errors, role, is_deadly=True)
@@ -322,7 +322,7 @@ class Fleet:
             last_up[member.url] = now, member.identity
         if not kept:
             self._model_info = member.model_info
-        least = min((other.max_seq_len for other in self._up(member.role)), default=member.max_seq_len)
+        least = min((other.max_seq_len for other in self.up(member.role)), default=member.max_seq_len)
         if member.max_seq_len != least and member.state != "up":
             text = "%s has max_seq_len %d, and others of its model %d, so what is between both fails at some of them"
             _log.warning(text, member.url, member.max_seq_len, least)
