@@ -462,6 +462,7 @@ CASES = [
     ("ports", machine(taken={8001: "process 7 (nginx)"}), R1, "error", "8001 (gRPC) is taken by process 7 (nginx)"),
     ("ports", machine(taken={8001: "process 7 (nginx)"}), NOTHING, "note", "GRPC_PORT"),
     ("ports", machine(taken={8001: "process 7"}), replace(R1, grpc_port=9001), "ok", "gRPC 9001"),
+    ("ports", machine(taken={8001: "process 7"}), replace(R1, by_triton=False), "ok", "free: HTTP 8000"),
     ("interface", machine(), replace(R1, interface="eth0"), "ok", "eth0 10.0.0.1"),
     ("interface", machine(), OVER_IB, "error", "name one of lo, eth0"),
     ("interface", machine(nics=(LO, DOWN)), OVER_IB, "error", "ib0 is down"),

@@ -159,6 +159,10 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
     Path("old/start.sh").write_text("exec tritonserver\n")
     Path("cut/start.sh").write_text(Path("cut/start.sh").read_text().partition("\nexec ")[0] + "\n")
     Path("gone/tensorrt_llm/1/model.py").unlink()
+    weights = Path("weights").absolute()
+    shutil.copytree(launchable / "tiny/tensorrt_llm/1/tiny", weights)
+    assert run_command("build", "tiny", "--model", str(weights), "--output", "weightless").returncode == 0
+    (weights / "model.safetensors").unlink()
     [stamp] = Path("unstamped").glob("*/deepseek-triton.json")
     stamp.unlink()
     ("damaged" / stamp.relative_to("unstamped")).write_text("{")
@@ -177,8 +181,9 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
         "old": "old/start.sh has no DRY_RUN",
         "cut": "cut/start.sh has no DRY_RUN or runs nothing",
         "gone": f"upgrade {tmp_path}/gone --apply",
-        "unstamped": "has no deepseek-triton.json that can be read",
-        "damaged": "has no deepseek-triton.json that can be read",
+        "unstamped": "has no whole deepseek-triton.json",
+        "damaged": "has no whole deepseek-triton.json",
+        "weightless": "*.safetensors",
         "unreadable": "unreadable/start.sh: can't be read: ",
         "locked": "locked/tensorrt_llm: can't be read: ",
         "newer": "newer: its deepseek-triton.json names no GPU",

@@ -29,7 +29,7 @@ _RECORDED = re.compile(rb'^(release|vllm): "([0-9.]+)"', re.MULTILINE)
 _ASKED_FOR = ("config.pbtxt", "1/model.yaml", f"1/{RELEASE_RECORD}")
 STAMP_FIX = (
     'if nothing else is left of it, write {"options": "..."}, with what is behind `build` in the first line of '
-    "start.sh and the other files"
+    "start.sh and the other files; then `deepseek-triton upgrade DIR --apply` writes the rest of it"
 )
 
 

@@ -170,13 +170,17 @@ def _may_lock_all(machine: Machine) -> bool:
 
 
 def check_ports(machine: Machine, expected: Expected) -> MachineFinding:
-    ports = {"HTTP": expected.http_port, "gRPC": expected.grpc_port, "metrics": expected.metrics_port}
+    ports = {"HTTP": expected.http_port}
+    cause, variables = "the server would end", "PORT for serve.sh and --http-port here"
+    if expected.by_triton:
+        ports |= {"gRPC": expected.grpc_port, "metrics": expected.metrics_port}
+        cause = "tritonserver opens its ports only after the model has loaded, and then it would end"
+        variables = "HTTP_PORT, GRPC_PORT and METRICS_PORT"
     taken = {name: holder for name, port in ports.items() if (holder := machine.listener(port))}
     if not taken:
         return ok("free: " + ", ".join(f"{name} {port}" for name, port in ports.items()))
     result = "; ".join(f"{ports[name]} ({name}) is taken by {holder}" for name, holder in taken.items())
-    cause = "tritonserver opens its ports only after the model has loaded, and then it would end"
-    fix = "end that process (deepseek-triton launch list, launch stop), or set HTTP_PORT, GRPC_PORT and METRICS_PORT"
+    fix = f"end that process (deepseek-triton launch list, launch stop), or set {variables}"
     return error(result, cause, fix) if expected.repository else note(result, cause, fix)
 
 

@@ -105,22 +105,24 @@ def _size(source: str, served: Iterable[ServedModel], stamp: Stamp) -> tuple[int
     """(bytes, where that was found): by the files where they are on this machine, else by the catalogue."""
     try:
         return sum(checkpoint.size for checkpoint in find_checkpoints(source)), "its files"
-    except CheckpointError:
-        known = [_known(model, stamp) for model in served]
+    except CheckpointError as error:
+        known = [_known(model, stamp, error) for model in served]
     by = ", ".join(f"{each.bytes_status} for {each.model}" for each in known)
     return sum(each.weight_bytes for each in known), f"the catalogue, {by}: it is not on the machine this was made on"
 
 
-def _known(model: ServedModel, stamp: Stamp) -> KnownCheckpoint:
+def _known(model: ServedModel, stamp: Stamp, why_not: CheckpointError) -> KnownCheckpoint:
     named = variant_of_model(model.name)
     if named is not None:
         return named[1]
     variant = variants().get(stamp.text("variant") or "")
     planned = variant.checkpoints.get(stamp.text("precision") or "") if variant and not model.is_draft else None
+    if planned is None and os.path.exists(model.path):
+        raise why_not
     if planned is None:
         raise CheckpointError(
             f"{model}: {safe_name(model.name)} is neither on this machine nor known by name, so its size is not known; "
-            "print the form on a machine that has the checkpoint"
+            "run this on a machine that has the checkpoint"
         )
     return planned
 
@@ -373,8 +375,8 @@ def _problem(source: str, folder: Path, without_triton: bool) -> str | None:
     stamp, _ = read_stamp(home, "")
     if stamp.text("engine") is None:
         return (
-            f"{name} has no {MANIFEST} that can be read, which says what the folder was made for: copy the whole "
-            "folder, or write it anew"
+            f"{name} has no whole {MANIFEST}, which says what the folder was made for: copy the whole folder, or see "
+            f"deepseek-triton check {name}"
         )
     for finding in changed_files(stamp, home, folder, ""):
         if finding.severity == "error":
