@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from deepseek_triton_tools.gateway import fleet as fleet_module
-from deepseek_triton_tools.gateway import fleet_member
+from deepseek_triton_tools.gateway import fleet_member, model_front
 from deepseek_triton_tools.gateway.fleet import Fleet, rendezvous_score
 from deepseek_triton_tools.gateway.settings import ServerAddress, SharedTable, SourceError, parse_source
 from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
@@ -455,6 +455,23 @@ class ChangingSource:
         if isinstance(self.urls, Exception):
             raise self.urls
         return [ServerAddress(*url.split()) for url in self.urls]
+
+
+async def test_metrics_at_one_address_are_no_servers_own(servers, monkeypatch):
+    there = ChangingSource("http://host:8001")
+    monkeypatch.setattr(model_front, "_LOOK_S", 0.01)
+    monkeypatch.setattr(fleet_module, "parse_source", lambda text: there if text == "there" else parse_source(text))
+    monkeypatch.setattr(fleet_module, "TritonServer", lambda url, *_, **__: servers[url])
+    servers["http://host:8002"].metrics = metrics(9, 90)
+    models = tuple(fleet_module.ModelSettings((source,), source) for source in ("http://host:8000", "there"))
+    state = model_front.GatewayState(fleet_module.GatewaySettings(models))
+    await state.start()
+    told = [model.fleet.servers for model in state.models]
+    await until(lambda: [":8001" in told[0]()[0].no_metrics, ":8000" in told[1]()[0].no_metrics] == [True, True])
+    assert {tuple(servers()[0].others) for servers in told} == {(0, 0)}
+    there.urls = ["http://host:8001 8003"]
+    await until(lambda: told[0]()[0].others.sequences == 9)
+    await state.close()
 
 
 async def test_servers_join_and_leave(servers, caplog):

@@ -81,7 +81,7 @@ class Fleet:
         self._rng = rng or random.Random()
         self._lists: list[Sequence[ServerAddress]] = [()] * len(self._sources)
         self._problems = [""] * len(self._sources)
-        self._members: dict[str, FleetMember] = {}
+        self.members: dict[str, FleetMember] = {}
         self._leaving: list[FleetMember] = []
         self._last_up = last_up or SharedTable()
         self._model_info = ""
@@ -95,7 +95,7 @@ class Fleet:
         for index, source in enumerate(self._sources):
             if source.period_s is not None:
                 _keep(self._tasks, self._read_again(index, source.period_s))
-        checks = [asyncio.ensure_future(member.checked.wait()) for member in self._members.values()]
+        checks = [asyncio.ensure_future(member.checked.wait()) for member in self.members.values()]
         if checks:
             _, late = await asyncio.wait(checks, timeout=_START_S)
             for check in late:
@@ -106,7 +106,7 @@ class Fleet:
 
         KV caches that nobody wants are fetched before, for some seconds at most.
         """
-        members = [*self._members.values(), *self._leaving]
+        members = [*self.members.values(), *self._leaving]
         await _cancel(self._tasks)
         await asyncio.gather(*(member.close() for member in members))  # the last words of requests may begin releases
         if self._releases:
@@ -117,7 +117,7 @@ class Fleet:
 
     def servers(self) -> list[FleetServer]:
         """Each server as it is now; those that leave are at the end."""
-        return [member.snapshot() for member in [*self._members.values(), *self._leaving]]
+        return [member.snapshot() for member in [*self.members.values(), *self._leaving]]
 
     @property
     def model_info(self) -> str:
@@ -129,7 +129,7 @@ class Fleet:
         return self._model_info
 
     def up(self, role: Role) -> list[FleetMember]:
-        return [member for member in self._members.values() if member.state == "up" and member.role == role]
+        return [member for member in self.members.values() if member.state == "up" and member.role == role]
 
     # Requests.
 
@@ -217,7 +217,7 @@ class Fleet:
     ) -> UpstreamError:
         """The error while no server takes a request. errors: of the servers that were asked. is_deadly: so many have
         died with it that nobody may be asked, whatever its role."""
-        members = [member for member in self._members.values() if member.role == role]
+        members = [member for member in self.members.values() if member.role == role]
         num_up = sum(member.state == "up" for member in members)
         soonest = min((member.check_in_s for member in members), default=0.0)
         kind = f"{role} server" if self._is_disaggregated else "server"
@@ -238,7 +238,7 @@ class Fleet:
     @property
     def no_servers(self) -> str:
         """Why there are none: what is wrong with their lists; "" where there are some."""
-        return "" if self._members else "; ".join(filter(None, self._problems))
+        return "" if self.members else "; ".join(filter(None, self._problems))
 
     async def _read_again(self, index: int, period_s: float) -> None:
         while True:
@@ -269,8 +269,8 @@ class Fleet:
             for address in addresses:
                 addresses_by_url.setdefault(address.url, address)
                 roles.setdefault(address.url, "generation" if number < self._num_generation_sources else "context")
-        for url in self._members.keys() - addresses_by_url.keys():
-            member = self._members.pop(url)
+        for url in self.members.keys() - addresses_by_url.keys():
+            member = self.members.pop(url)
             member.leaving = True
             self._leaving.append(member)
             _keep(self._tasks, self._leave(member))
@@ -278,7 +278,7 @@ class Fleet:
             metrics_url = ""
             if (port := addresses_by_url[url].metrics_port or self._metrics_port) is not None:
                 metrics_url = url_of("http", str(urlsplit(url).hostname), port)
-            known = self._members.get(url)
+            known = self.members.get(url)
             if known is not None and metrics_url == (known.metrics.url if known.metrics is not None else ""):
                 continue
             metrics = self._connect_metrics(metrics_url) if metrics_url else None
@@ -294,7 +294,7 @@ class Fleet:
                 role=roles[url],
                 is_shared=self._is_disaggregated,
             )
-            self._members[url] = member
+            self.members[url] = member
             self._watches[member] = asyncio.create_task(member.watch())
 
     async def _leave(self, member: FleetMember) -> None:
@@ -315,7 +315,7 @@ class Fleet:
             kept = {
                 identity
                 for url, (at, identity) in last_up.items()
-                if (other := self._members.get(url)) and max(at, other.up_until) > now - MODEL_KEPT_S
+                if (other := self.members.get(url)) and max(at, other.up_until) > now - MODEL_KEPT_S
             }
             if kept and member.identity not in kept:
                 return f"It has {member.identity}, and the other servers have {' and '.join(kept)}"

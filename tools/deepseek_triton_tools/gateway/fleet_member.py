@@ -8,7 +8,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -37,10 +37,7 @@ _SILENT_CHECKS = 3
 counts as frozen."""
 _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
-_NO_METRICS = (
-    "%s: its metrics can't be read, so a dead engine and the work of others may go unseen: %s "
-    "(#metrics=PORT behind its address names another port)"
-)
+_NO_METRICS = "%s: its metrics can't be read, so a dead engine and the work of others may go unseen: %s"
 _CANARY_PERIOD_S = 30.0
 """Between two canaries of a server that shares requests."""
 # For a canary's token, while no request gets any either. An engine that waits for KV caches which never come, or for
@@ -131,10 +128,10 @@ class FleetMember:
         """When the canary under way was sent, or the next is to be."""
         self._went_down_at = -math.inf
         self._avoided_until = 0.0
-        self._metrics_at = 0.0
+        self.metrics_at = 0.0
         self._metrics_failed = False
         """The last try to read them. It is made once more soon: a server that starts opens its ports one by one."""
-        self._no_metrics = ""
+        self._no_metrics = self.metrics_also_of = ""
         self._check_at = 0.0
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
@@ -201,7 +198,7 @@ class FleetMember:
     async def read_from(self, metrics: TritonServer | None) -> None:
         """Take the metrics from there from now on."""
         former, self.metrics = self.metrics, metrics
-        self._metrics_at, self._metrics_failed, self._no_metrics, self._others = 0.0, False, "", Load()
+        self.metrics_at, self._metrics_failed, self._no_metrics, self._others = 0.0, False, "", Load()
         if former is not None:
             await former.close()
 
@@ -296,18 +293,21 @@ class FleetMember:
 
     async def _read_metrics(self) -> str:
         """Take the load from the metrics, and the engine's health, for which Triton before 26.03 never asks a model."""
-        if (metrics := self.metrics) is None or time.monotonic() < self._metrics_at:
+        if (metrics := self.metrics) is None or time.monotonic() < self.metrics_at:
             return ""
         own = self._own
         problem = "they have nothing of this model"
         try:
+            if self.metrics_also_of:
+                raise UpstreamError(f"it is also that of {self.metrics_also_of}")
             status, body = await within(_ANSWER_S, metrics.get("/metrics"))
             if status != 200:
                 body, problem = b"", f"HTTP {status}"
         except (TimeoutError, UpstreamError) as error:
             body, problem = b"", str(error).removeprefix(f"{metrics.url}: ")
         found = {name: float(number) for name, number in self._metric_lines.findall(body)}
-        self._take_metrics_problem("" if found else f"{metrics.url}/metrics: {problem}")
+        at = f"{metrics.url}/metrics"
+        self._take_metrics_problem("" if found else f"{at}: {problem}; #metrics=PORT behind its address names its own")
         # What the server counts has our requests in it too. A moment lies between both counts, and the gateway only
         # estimates tokens, so it is never exact.
         there = Load(int(found.get(b"inflight_sequences", 0)), int(found.get(b"inflight_tokens", 0)))
@@ -326,7 +326,7 @@ class FleetMember:
         """Note why the metrics could not be read, or "", and say what has changed."""
         is_sure, self._metrics_failed = self._metrics_failed or not problem, bool(problem)
         if problem and is_sure:
-            self._metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
+            self.metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
         if not is_sure or problem == self._no_metrics:
             return
         self._no_metrics = problem
@@ -369,7 +369,7 @@ class FleetMember:
         self._enter("down", reason.removeprefix(f"{self.url}: "))
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
         self._failures += 1
-        self._metrics_at, self._metrics_failed = 0.0, False  # they may come with the server
+        self.metrics_at, self._metrics_failed = 0.0, False  # they may come with the server
         self._others = Load()
         self._check_at = time.monotonic() + _jittered(pause)
         self._wake.set()
@@ -388,6 +388,19 @@ class FleetMember:
         await self.server.close()
         if self.metrics is not None:
             await self.metrics.close()
+
+
+def compare_metrics(members: Iterable[FleetMember]) -> None:
+    """Let none take its load from metrics at the address of another's, because whose they are can't be told."""
+    readers: dict[str, list[FleetMember]] = {}
+    for member in members:
+        if member.metrics is not None:
+            readers.setdefault(member.metrics.url, []).append(member)
+    for alike in readers.values():
+        for member in alike:  # one server may be of several models
+            other = next((reader.url for reader in alike if reader.url != member.url), "")
+            if other != member.metrics_also_of:
+                member.metrics_also_of, member.metrics_at = other, 0.0
 
 
 def _jittered(seconds: float) -> float:

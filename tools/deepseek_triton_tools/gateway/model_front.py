@@ -15,6 +15,7 @@ import msgspec
 
 from deepseek_triton_tools.gateway.chat_request import EFFORT, sent_names, with_effort
 from deepseek_triton_tools.gateway.fleet import Fleet, open_fleet
+from deepseek_triton_tools.gateway.fleet_member import compare_metrics
 from deepseek_triton_tools.gateway.guard import Caller, Guard
 from deepseek_triton_tools.gateway.observers import AccessLog, GatewayMetrics, HandledRequest
 from deepseek_triton_tools.gateway.openai_fields import OWN_TEMPERATURE, OpenAIError, given_fields, with_names
@@ -250,6 +251,7 @@ class GatewayState:
     def _look(self, number: int) -> None:
         self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self._look, number + 1)
         self.observers.metrics.count_running()
+        compare_metrics(member for model in self.models for member in model.fleet.members.values())
         if self.guard is not None:
             self.guard.look()
         if number % _NUM_LOOKS == 0:
