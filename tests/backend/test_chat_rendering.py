@@ -244,22 +244,23 @@ def test_turns_of_calls_are_as_the_model_was_trained(make):
     assert asked.endswith(f"<think>\n\n</think>\n\n{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}")
 
 
-FACTS = [  # a template, the form of its calls, whether it shows tools, and whether it has a switch for thinking
-    (LIKE_V3_0324, "fenced", False, False),
-    (LIKE_R1, "fenced", False, False),
-    (LIKE_V31, "raw_json", False, True),
-    (tiny_template("."), "raw_json", True, True),
-    (tiny_template("r1"), "fenced", True, False),
-    (PLAIN, None, False, False),
-    (OTHER, "template", True, False),
-    (None, None, False, False),
+FACTS = [  # a template, the form of its calls, whether it shows tools, has a switch for thinking, and needs a question
+    (LIKE_V3_0324, "fenced", False, False, False),
+    (LIKE_R1, "fenced", False, False, False),
+    (LIKE_V31, "raw_json", False, True, True),
+    (tiny_template("."), "raw_json", True, True, True),
+    (tiny_template("r1"), "fenced", True, False, False),
+    (PLAIN, None, False, False, False),
+    (OTHER, "template", True, False, False),
+    (None, None, False, False, False),
 ]
 
 
 def test_what_a_template_does_is_found_out(make):
     found = [make(source).facts for source, *_ in FACTS]
-    got = [(facts.form and facts.form.name, facts.shows_tools, facts.has_switch) for facts in found]
+    got = [(each.form and each.form.name, each.shows_tools, each.has_switch, each.needs_question) for each in found]
     assert got == [tuple(expected) for _, *expected in FACTS]
+    assert make(None, is_v32=True).facts.needs_question
     assert not any(facts.is_code for facts in found)
 
 

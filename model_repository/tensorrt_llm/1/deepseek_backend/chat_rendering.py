@@ -176,6 +176,8 @@ class ChatFacts:
     """How the prompts of V4 and V4.1 are written, whatever the engine's tokenizer would do."""
     has_switch: bool = False
     """The argument `thinking` makes a difference."""
+    needs_question: bool = False
+    """No answer begins behind messages of the system alone."""
 
 
 def find_chat_facts(
@@ -190,10 +192,10 @@ def find_chat_facts(
     if v4 is not None:
         return ChatFacts(form=CallForm(name=DSML_FORM.name, begins=v4.block, after_name=""), v4=v4, has_switch=True)
     try:
-        engine.render_chat([_USER], {})
+        plain = engine.render_chat([_USER], {})
     except RequestError as error:
         if is_v32 and error.code is ErrorCode.UNSUPPORTED:
-            return ChatFacts(form=DSML_FORM, is_code=True, has_switch=True)
+            return ChatFacts(form=DSML_FORM, is_code=True, has_switch=True, needs_question=True)
         return ChatFacts(form=None)
     shows_tools = _NAME in _tried(engine, [_USER], {"tools": [_TOOL]})
     calls = _tried(engine, [_USER, _CALLING], {"tools": [_TOOL]} if shows_tools else {})
@@ -207,6 +209,7 @@ def find_chat_facts(
         shows_tools=shows_tools,
         quotes_arguments=_ARGUMENTS not in calls and json.dumps(_ARGUMENTS) in calls,
         has_switch=thinking != not_thinking,
+        needs_question=not _tried(engine, [{**_USER, "role": "system"}], {}).endswith(plain.rpartition("Hi")[2]),
     )
 
 
