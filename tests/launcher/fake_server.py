@@ -46,7 +46,9 @@ def main():
 
     def end(*_):
         print("draining", flush=True)
-        time.sleep(arguments.drains)
+        until = time.monotonic() + arguments.drains
+        while Health.ready and time.monotonic() < until:  # SIGUSR1 ends it
+            time.sleep(0.02)
         stub.kill()
         os._exit(0)
 

@@ -204,15 +204,15 @@ def test_what_another_process_has_is_refused(supervise):
 
 
 def test_a_launch_waits_for_the_one_before_it_that_is_stopping(supervise, serve):
-    draining = serve("--drains", "2")
+    draining = serve("--drains", "1000")
     until_ready(draining)
     ports = list(listed(draining)["ports"].values())
     draining.process.terminate()
     wait_for(lambda: listed(draining)["state"] == "stopping")
     following = supervise("true", ports=ports)
-    assert following.wait() == 0
-    assert f"launch {draining.launch} is stopping" in following.said
-    assert draining.wait() == 0
+    wait_for(lambda: f"launch {draining.launch} is stopping" in following.said)
+    os.kill(draining.named("tritonserver"), signal.SIGUSR1)
+    assert (following.wait(), draining.wait()) == (0, 0)
 
 
 WRONG = [
