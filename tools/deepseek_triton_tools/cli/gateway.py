@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import binascii
 import dataclasses
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -321,6 +323,9 @@ def _problems(settings: GatewaySettings) -> Iterable[str]:
         context, at = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), f"--tls-certificate {settings.tls_certificate}"
         try:
             context.load_verify_locations(settings.tls_certificate)  # tells which of the two files is wrong
+            times = _validity(settings.tls_certificate)
+            if times and not times[0] <= time.strftime("%Y%m%d%H%M%S", time.gmtime()) <= times[1]:
+                yield f"{at}: expected a certificate that is valid now, got one from {times[0]}Z to {times[1]}Z"
             at = at if settings.tls_key is None else f"--tls-key {settings.tls_key}"
             # With an empty password, because OpenSSL would otherwise ask for one at the terminal.
             context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
@@ -346,6 +351,14 @@ def _problems(settings: GatewaySettings) -> Iterable[str]:
             yield f"--traces: expected a URL such as http://localhost:4318, got {settings.traces_url!r:.200}"
         if find_spec("opentelemetry") is None:
             yield f"--traces: opentelemetry is not installed; {install_extra('tracing')}"
+
+
+def _validity(certificate: Path) -> list[str]:
+    """Its first and last second, as YYYYMMDDhhmmss, in UTC: Python's ssl tells only those of a peer's."""
+    pem = re.search(rb"-----BEGIN CERTIFICATE-----(.+?)-----END", certificate.read_bytes(), re.DOTALL)
+    times = re.findall(rb"\x17\r(\d{12})Z|\x18\x0f(\d{14})Z", binascii.a2b_base64(pem[1]) if pem else b"")[:2]
+    # Years of two digits are 1950 to 2049.
+    return [(long or (b"19" if short >= b"5" else b"20") + short).decode() for short, long in times]
 
 
 def _reason(error: Exception) -> str:
