@@ -116,6 +116,9 @@ def test_what_was_measured_is_shown_when_a_later_run_fails(server, tmp_path):
     assert "concurrency_2.json" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert read_result(folder).points[0].runs[0].figures.completed == 2
+    (folder / "bench.json").unlink()
+    alone = bench(server.http_url, "--concurrency", "2", *load[2:], "--output", str(folder), *metrics(server), code=1)
+    assert " runs" not in alone.stderr
 
 
 def test_ctrl_c_keeps_what_was_measured(server, tmp_path):

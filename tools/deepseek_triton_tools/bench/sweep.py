@@ -227,7 +227,7 @@ class OutputFolder:
             raise ToolError(f"--output {folder}: {error.strerror}", exit_code=2) from error
         self._folder = folder
         self._expected = expected
-        self._num_runs = 0
+        self.num_runs = 0
 
     def write(self, result: BenchResult, step: SweepStep) -> None:
         """Write the result so far, and the files of its last run, `step`."""
@@ -241,12 +241,12 @@ class OutputFolder:
             file.write(csv_text(result))
         own = NamedResult(name=result.preset or self._folder.name, result=result)
         write_report(self._folder / _REPORT_NAME, [own], self._expected)
-        self._num_runs += 1
+        self.num_runs += 1
 
     @property
     def summary(self) -> str:
         """The files in a few words."""
-        return f"{_REPORT_NAME}, {FILE_NAME}, {_CSV_NAME}, and the figures and requests of {self._num_runs} runs"
+        return f"{_REPORT_NAME}, {FILE_NAME}, {_CSV_NAME}, and the figures and requests of {self.num_runs} runs"
 
 
 # --- A run as other tools write it ---

@@ -104,10 +104,11 @@ def _run(args: argparse.Namespace) -> int:
         _print(args, result, planned)
     for warning in report_warnings([NamedResult(name=result.model, result=result)]):
         complain(warning)
-    if output is not None:
+    if output is not None and output.num_runs:
         complain(f"written to {args.output}: {output.summary}")
     if isinstance(failure, ToolError):
-        complain(f"only {len(steps)} of {len(sweep.points) * sweep.repeat} runs were measured")
+        if len(steps) < (asked := len(sweep.points) * sweep.repeat):
+            complain(f"only {len(steps)} of {asked} runs were measured")
         raise failure
     if failure is not None or steps[-1].measured.interrupted:
         complain("interrupted: the figures are of what was measured by then")
