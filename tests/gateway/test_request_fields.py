@@ -210,6 +210,7 @@ BAD_CHAT = [
     ({"thinking": {"type": "on"}}, "thinking", "enabled, adaptive or disabled"),
     ({"thinking": {}}, "thinking", "enabled, adaptive or disabled"),
     ({"thinking": {"type": "enabled", "budgt": 5}}, "thinking", "unknown field 'budgt'"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking", "use max_tokens"),
     ({"reasoning_effort": "huge"}, "reasoning_effort", "one of none, minimal, low"),
     ({"chat_template_kwargs": {"thinking": "yes"}}, "chat_template_kwargs", "true or false"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", "an object"),
@@ -236,7 +237,7 @@ def test_a_wrong_request_is_refused():
 
 def test_thinking_has_four_switches():
     table = [
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
+        ({"thinking": {"type": "enabled", "display": "omitted", "budget_tokens": None}}, True),
         ({"thinking": {"type": "disabled", "x": None}}, False),
         ({"reasoning_effort": "high"}, True),
         ({"reasoning_effort": "none"}, False),

@@ -14,6 +14,7 @@ from deepseek_triton_tools.gateway.openai_fields import (
     CONTRACT_NAMES,
     COUNTS,
     MOST_INT32,
+    REFUSED,
     a_list,
     an_object,
     between,
@@ -361,7 +362,11 @@ def _template_arguments(given: Mapping[str, object]) -> dict[str, object]:
     if "thinking" in given:
         # Clients of other APIs send more than the type.
         keys = ("type", "budget_tokens", "display", "clear_thinking", "keep")
-        kind = closed_object("thinking", given["thinking"], keys).get("type")
+        thinking = closed_object("thinking", given["thinking"], keys)
+        kind = thinking.get("type")
+        if thinking.get("budget_tokens") is not None:
+            message = f"thinking.budget_tokens is not supported: {REFUSED['thinking_token_budget'][0]}."
+            raise invalid(message, param="thinking", code="unsupported_parameter")
         if kind not in ("enabled", "adaptive", "disabled"):
             raise wrong("thinking.type", "enabled, adaptive or disabled", kind)
         switches["thinking.type"] = kind != "disabled"
