@@ -32,7 +32,7 @@ from deepseek_triton_tools.gateway.openai_fields import (
     token_ids,
     wrong,
 )
-from deepseek_triton_tools.gateway.triton_call import Part, affinity_key
+from deepseek_triton_tools.gateway.triton_call import Part, UpstreamError, affinity_key
 
 COMPLETION_FIELDS = frozenset(
     {
@@ -264,12 +264,29 @@ async def _all_parts(
     # It is bounded, so that a client that reads slowly makes the servers wait, as it does with one prompt.
     queue: asyncio.Queue[list[Part] | BaseException | None] = asyncio.Queue(maxsize=2 * _AT_ONCE)
     room = asyncio.Semaphore(_AT_ONCE)
+    at_work, waiting = 0, list[asyncio.Event]()
 
     async def put(index: int) -> None:
+        """One for which no server has room waits until another prompt of this request has ended."""
+        nonlocal at_work
         try:
-            async with room, aclosing(one(index, f"-{index}")) as parts:
-                async for some in parts:
-                    await queue.put(some)
+            async with room:
+                while True:
+                    at_work += 1
+                    try:
+                        async with aclosing(one(index, f"-{index}")) as parts:
+                            async for some in parts:
+                                await queue.put(some)
+                        break
+                    except UpstreamError as error:
+                        if error.code != "E_OVERLOADED" or at_work == 1:
+                            raise
+                    finally:
+                        at_work -= 1
+                    waiting.append(turn := asyncio.Event())
+                    await turn.wait()
+                if waiting:
+                    waiting.pop(0).set()
             await queue.put(None)
         except Exception as error:
             await queue.put(error)
