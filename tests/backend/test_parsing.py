@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deepseek_backend import contract
 from deepseek_backend.config import parse_config
-from deepseek_backend.contract import MAX_CHAT_BYTES, ErrorCode
+from deepseek_backend.contract import MAX_CHAT_BYTES, MAX_INPUT_IDS, ErrorCode
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
 from deepseek_backend.parsing import parse_request
@@ -122,6 +122,9 @@ def test_the_longest_texts_are_read():
     sampling = '{"max_tokens": 7}'.ljust(MAX_CHAT_BYTES)
     parsed = parse({"text_input": text("a" * MAX_CHAT_BYTES), "sampling_parameters": text(sampling)})
     assert (parsed.prompts[0].text, parsed.max_tokens) == ("a" * MAX_CHAT_BYTES, 7)
+    long = text("a" * (MAX_CHAT_BYTES + 1))
+    for prompt in ({"text_input": long}, {"text_input": None, "messages": long}, ids(*[5] * (MAX_INPUT_IDS + 1))):
+        assert refusal(prompt).code is ErrorCode.PROMPT_TOO_LONG
 
 
 NO_FIELD = {"text_input": None}
@@ -175,7 +178,6 @@ REFUSED = [
     ({"sampling_parameters": text("{")}, {}, "sampling_parameters: expected a JSON object"),
     ({"sampling_parameters": text("[1]")}, {}, "expected a JSON object, got [1]"),
     ({"sampling_parameters": text("[" * 100_000)}, {}, "text that is not JSON"),
-    ({"text_input": text("a" * (MAX_CHAT_BYTES + 1))}, {}, "text_input: expected at most 4,194,304 bytes"),
     (
         {"sampling_parameters": text(" " * MAX_CHAT_BYTES + "{}")},
         {},

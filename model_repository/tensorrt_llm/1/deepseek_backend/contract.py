@@ -57,7 +57,7 @@ ERROR_MEANINGS = {
     ErrorCode.INVALID_ARGUMENT: "a value, a type or a name is wrong; the message says which one and what is allowed",
     ErrorCode.UNSUPPORTED: "the field is known, but this engine, this release's sampler or a model that is not "
     "decoupled does not support it",
-    ErrorCode.PROMPT_TOO_LONG: "the prompt does not fit max_seq_len; the message has both numbers",
+    ErrorCode.PROMPT_TOO_LONG: "the prompt is longer than max_seq_len or than any may be; the message has both",
     ErrorCode.OVERLOADED: "too many requests or tokens are in flight; send the request again later",
     ErrorCode.UNAVAILABLE: "the engine is dead or the model is being stopped; send the request to another server",
     ErrorCode.CONTEXT_LOST: "the KV cache of context_phase_params can't be fetched; send the request again, with "

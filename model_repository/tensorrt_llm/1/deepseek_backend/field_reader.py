@@ -25,8 +25,10 @@ from deepseek_backend.contract import (
     SAMPLING_FIELDS,
     TIMEOUT_US,
     Dtype,
+    ErrorCode,
     SamplingFieldSpec,
 )
+from deepseek_backend.errors import RequestError
 from deepseek_backend.field_values import check_characters, check_value, quoted, read_json
 from deepseek_backend.messages import Prompt, read_messages
 
@@ -145,8 +147,9 @@ class FieldReader:
         name, array = given[0], inputs[given[0]]
         if name == "input_ids":
             if array.size > MAX_INPUT_IDS:
-                self.problems.add(f"input_ids: expected at most {MAX_INPUT_IDS:,} token ids, got {array.size:,}")
-            elif (least := int(array.min())) < 0:
+                problem = f"input_ids: expected at most {MAX_INPUT_IDS:,} token ids, got {array.size:,}"
+                raise RequestError(problem, code=ErrorCode.PROMPT_TOO_LONG)
+            if (least := int(array.min())) < 0:
                 self.problems.add(f"input_ids: expected token ids from 0, got {least}")
             else:
                 return (Prompt(token_ids=tuple(array.reshape(-1).tolist())),)
@@ -197,7 +200,10 @@ class FieldReader:
     def _text(self, name: str, value: bytes | str) -> str | None:
         # A tokenizer takes seconds and hundreds of megabytes for more.
         if len(value) > MAX_CHAT_BYTES:
-            self.problems.add(f"{name}: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
+            problem = f"{name}: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}"
+            if name in _PROMPTS:
+                raise RequestError(problem, code=ErrorCode.PROMPT_TOO_LONG)
+            self.problems.add(problem)
             return None
         try:
             return str(_decoded(value))
