@@ -69,7 +69,7 @@ REFUSED = [
     ({}, f": {OBJECT}, got no key at all"),
     ({"role": "user", "text": "Hi"}, f": {OBJECT}, got 'role', 'text'"),
     ({"tool_calls": CALLS}, f": {OBJECT}, got 'tool_calls'"),
-    ({"role": "user"}, f": {OBJECT}, got 'role'"),
+    ({"role": "user"}, f": {OBJECT}, got 'role' without content"),
     ({"role": 1, "content": "Hi"}, f".role: {ROLES}, got 1"),
     ({"role": ["user"], "content": "Hi"}, f".role: {ROLES}, got an array"),
     ({"role": "function", "content": "Hi"}, f".role: {ROLES}, got 'function'"),

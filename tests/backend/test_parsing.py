@@ -220,6 +220,7 @@ HINTS = [  # the name, and the end of what is said of it as a parameter and in J
     ("prompt", "unknown parameter 'prompt'; here it is 'text_input'", "no field 'prompt'; here it is 'text_input'"),
     ("max_token", "unknown parameter 'max_token'; did you mean 'max_tokens'?", "did you mean 'max_tokens'?"),
     ("tempreature", "did you mean 'temperature'?", "no field 'tempreature'; did you mean 'temperature'?"),
+    ("topK", "did you mean 'top_k'?", "did you mean 'top_k'?"),
     ("time_out", "did you mean 'timeout'?", "no field 'time_out'"),
     ("length_penalty", "unknown parameter 'length_penalty'", "no field 'length_penalty'"),
     ("sampling_param_top_k", "", "here it is 'top_k'"),

@@ -177,6 +177,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_name():
         (chat, "prompt", ""),
         (completion, "messages", ""),
         (completion, "sufix", "suffix"),
+        (chat, "topK", "top_k"),
         (chat, "x" * 500, ""),
         (chat, "", ""),
     ]

@@ -283,7 +283,8 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
             if value in harmless:
                 continue
             raise invalid(f"{name} is not supported: {reason}.", param=name, code="unsupported_parameter")
-        near = difflib.get_close_matches(name[:_HINT_CHARACTERS], known, n=1, cutoff=0.7)
+        snake = re.sub("(?<=[a-z])(?=[A-Z])", "_", name[:_HINT_CHARACTERS]).lower()  # others write topK
+        near = difflib.get_close_matches(snake, known, n=1, cutoff=0.7)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise invalid(f"unknown field {name!r:.80}.{hint}", param=name[:_HINT_CHARACTERS], code="unknown_parameter")
 

@@ -386,7 +386,8 @@ def _nearest(name: str, known: Any, *, in_full: bool = False) -> str:
         if in_full and meant in SAMPLING_BY_NAME and SAMPLING_BY_NAME[meant].many:
             meant = SAMPLING_BY_NAME[meant].tensor.name
         return f"; here it is {meant!r}" if meant else ""
-    match = difflib.get_close_matches(name[:_NAME_LENGTH], list(known), n=1)
+    snake = re.sub("(?<=[a-z])(?=[A-Z])", "_", name[:_NAME_LENGTH]).lower()  # others write topK
+    match = difflib.get_close_matches(snake, list(known), n=1)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
