@@ -314,6 +314,7 @@ def create_app(settings: GatewaySettings) -> ASGIApp:
     # The class Starlette would put two layers of its own between every chunk and the socket.
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = app  # so that the router raises what it can't route
+        scope["path"] = scope.get("path", "").rstrip("/") or "/"
         try:
             await router(scope, receive, send)
         except HTTPException as error:
