@@ -74,7 +74,7 @@ class OpenAITransport(HttpTransport):
             raise ProtocolError(f"{self._path}/models: expected OpenAI's list of models, got {body[:200]!r}") from exc
         is_named = self._asked != _TRITON_MODEL or _TRITON_MODEL in self._names
         if not (is_named or self._names):
-            raise repeatable(ModelNotReady(f"{self._path}/models: no model is ready"))
+            raise repeatable(ModelNotReady(f"{self._path}/models: no model is ready, or the key is for others"))
         self._name = self._asked if is_named else self._names[0]
         inputs = [TensorMetadata(field.tensor_name, field.datatype, (1,)) for field in _FIELDS.values()]
         inputs += [TensorMetadata(name, "BYTES", (1,)) for name in ("text_input", "messages", "input_ids")]
