@@ -1,4 +1,4 @@
-"""All errors that this package raises on purpose, as one tree.
+"""All errors that this package raises on purpose, but RuntimeError for wrong programs, as one tree.
 
     DeepseekTritonError
     ├── InvalidRequest        the request is wrong and would be refused again
