@@ -163,14 +163,20 @@ def test_thinking_is_open_while_it_lasts_and_then_folded(page, gateway):
 
 
 def test_the_button_stops_an_answer_and_its_text_stays(page, gateway):
-    gateway.answers += [[chunk(content="Once upon a time"), None], said("there was a model.")]
+    gateway.answers += [[chunk(content="Once upon a time"), None], [chunk(content="there was"), None, *said("")]]
     page.write("#question", "A story.")
     page.press("Enter")
     page.wait("document.querySelector('.markdown').innerText === 'Once upon a time'")
     page.click("#stop")
     page.wait("document.querySelector('.figures')")
     assert gateway.left.wait(PATIENCE_S)
-    send(page, "Go on.")
+    page.write("#question", "Go on.")
+    page.press("Enter")
+    page.wait("document.querySelector('article:last-child .markdown')?.innerText === 'there was'")
+    page.run("new Promise((done) => setTimeout(done, 20))")
+    gateway.go_on.set()
+    page.wait("document.querySelectorAll('.figures').length === 2")
+    assert "tokens/s" in lines(page, ".figures")[-1]
     asked = [(message["role"], message["content"]) for message in gateway.requests[1]["messages"]]
     assert asked == [("user", "A story."), ("assistant", "Once upon a time"), ("user", "Go on.")]
 
