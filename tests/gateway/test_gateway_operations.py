@@ -209,6 +209,7 @@ def test_a_body_that_is_refused_or_does_not_end_is_not_waited_for(gateway, autho
         ("POST /v1/completions", json_type, 401),
         ("POST /v1/completions", f"{json_type}\r\n{key}", 413),
         ("POST /v1/completions", key, 415),
+        ("POST /v1/completions", f"{json_type}\r\nContent-Encoding: gzip\r\n{key}", 415),
         ("POST /v1/nothing", key, 404),
         ("GET /v1/completions", key, 405),
     ]

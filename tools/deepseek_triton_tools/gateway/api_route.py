@@ -310,6 +310,10 @@ class ApiRoute:
             if kind != "application/json" and not kind.endswith("+json"):
                 text = f"expected JSON, got {declared[:80]!r}; send the header Content-Type: application/json"
                 raise OpenAIError(415, text, code="unsupported_media_type")
+            coding = dict(exchange.request_headers).get(b"content-encoding", b"").lower()
+            if coding in (b"gzip", b"x-gzip", b"deflate", b"br", b"zstd"):  # some say utf-8 there, which does no harm
+                text = f"expected JSON as it is, got Content-Encoding: {coding.decode()}; send it uncompressed"
+                raise OpenAIError(415, text, code="unsupported_media_type")
             body = await exchange.body()
             document = exchange.document = _document(body)
         request = ApiRequest(self._state, exchange, caller, document, len(body))
