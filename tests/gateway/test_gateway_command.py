@@ -118,7 +118,7 @@ WRONG_WORDS = [
     (["--model", "r1=http://a:1,"], "--model: expected HOST:PORT"),
     ([*SERVER, "--keys", "missing"], "--keys missing: No such file or directory"),
     ([*SERVER, "--keys", "empty"], "empty: it is empty"),
-    ([*SERVER, "--config", "missing"], "missing: No such file or directory"),
+    (["--config", "missing"], "^missing: No such file or directory$"),
     ([*SERVER, "--cors-origin", "https://a/b"], "--cors-origin: expected https://HOST, without a path"),
     ([*SERVER, "--tls-key", "empty"], "--tls-key: expected --tls-certificate too"),
     ([*SERVER, "--tls-certificate", "empty"], "--tls-certificate empty: .*expected PEM"),

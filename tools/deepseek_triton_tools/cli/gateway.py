@@ -233,7 +233,7 @@ def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ModelSetting
             named.setdefault(name, []).extend(urls.split(","))
         else:
             problems.append(f"--model: expected NAME=URL, as in deepseek-r1=http://node1:8000, got {text!r:.200}")
-    if not (args.server or args.model):
+    if not (args.server or args.model or (args.config and problems)):
         problems.append("expected a URL or --model NAME=URL: which servers have the model?")
     context = _context_servers(args, named, problems)
     asked = [("--model" if name else "--server", server) for name, servers in named.items() for server in servers]
@@ -357,8 +357,7 @@ def _validity(certificate: Path) -> list[str]:
     """Its first and last second, as YYYYMMDDhhmmss, in UTC: Python's ssl tells only those of a peer's."""
     pem = re.search(rb"-----BEGIN CERTIFICATE-----(.+?)-----END", certificate.read_bytes(), re.DOTALL)
     times = re.findall(rb"\x17\r(\d{12})Z|\x18\x0f(\d{14})Z", binascii.a2b_base64(pem[1]) if pem else b"")[:2]
-    # Years of two digits are 1950 to 2049.
-    return [(long or (b"19" if short >= b"5" else b"20") + short).decode() for short, long in times]
+    return [(long or (b"19" if short >= b"5" else b"20") + short).decode() for short, long in times]  # from 1950 on
 
 
 def _reason(error: Exception) -> str:
