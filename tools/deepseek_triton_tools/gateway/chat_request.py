@@ -14,7 +14,6 @@ from deepseek_triton_tools.gateway.openai_fields import (
     CONTRACT_NAMES,
     COUNTS,
     MOST_INT32,
-    REFUSED,
     a_list,
     an_object,
     between,
@@ -365,8 +364,7 @@ def _template_arguments(given: Mapping[str, object]) -> dict[str, object]:
         thinking = closed_object("thinking", given["thinking"], keys)
         kind = thinking.get("type")
         if thinking.get("budget_tokens") is not None:
-            message = f"thinking.budget_tokens is not supported: {REFUSED['thinking_token_budget'][0]}."
-            raise invalid(message, param="thinking", code="unsupported_parameter")
+            raise invalid("thinking.budget_tokens: use max_tokens.", param="thinking", code="unsupported_parameter")
         if kind not in ("enabled", "adaptive", "disabled"):
             raise wrong("thinking.type", "enabled, adaptive or disabled", kind)
         switches["thinking.type"] = kind != "disabled"

@@ -9,7 +9,7 @@ import msgspec
 
 from deepseek_triton_tools.gateway.api_route import ApiRequest
 from deepseek_triton_tools.gateway.chat_request import GUIDE_FIELDS, ModelRequest, read_common
-from deepseek_triton_tools.gateway.model_front import ModelFront
+from deepseek_triton_tools.gateway.model_front import TEXTS_AT_ONCE, ModelFront
 from deepseek_triton_tools.gateway.openai_answers import (
     Answer,
     AnswerChoice,
@@ -225,10 +225,6 @@ class CompletionAnswer(Answer):
         )
 
 
-_AT_ONCE = 32
-"""How many prompts of one request are at work together."""
-
-
 async def completion(request: ApiRequest) -> None:
     asked = read_completion_request(request.document)
     name, model = await request.model(asked.model, asked.most_tokens)
@@ -262,46 +258,37 @@ async def _all_parts(
         return
 
     # It is bounded, so that a client that reads slowly makes the servers wait, as it does with one prompt.
-    queue: asyncio.Queue[list[Part] | BaseException | None] = asyncio.Queue(maxsize=2 * _AT_ONCE)
-    room = asyncio.Semaphore(_AT_ONCE)
-    at_work, waiting = 0, list[asyncio.Event]()
+    queue: asyncio.Queue[list[Part] | BaseException | None] = asyncio.Queue(maxsize=2 * TEXTS_AT_ONCE)
+    left = list(reversed(range(len(asked.prompts))))
+    num_workers = min(TEXTS_AT_ONCE, len(left))
 
-    async def put(index: int) -> None:
-        """One for which no server has room waits until another prompt of this request has ended."""
-        nonlocal at_work
+    async def work() -> None:
+        """Ask for prompts that are left. One for which no server has room is left to the other workers."""
+        nonlocal num_workers
         try:
-            async with room:
-                while True:
-                    at_work += 1
-                    try:
-                        async with aclosing(one(index, f"-{index}")) as parts:
-                            async for some in parts:
-                                await queue.put(some)
-                        break
-                    except UpstreamError as error:
-                        if error.code != "E_OVERLOADED" or at_work == 1:
-                            raise
-                    finally:
-                        at_work -= 1
-                    waiting.append(turn := asyncio.Event())
-                    await turn.wait()
-                if waiting:
-                    waiting.pop(0).set()
-            await queue.put(None)
+            while left:
+                index = left.pop()
+                try:
+                    async with aclosing(one(index, f"-{index}")) as parts:
+                        async for some in parts:
+                            await queue.put(some)
+                except UpstreamError as error:
+                    if error.code != "E_OVERLOADED" or num_workers == 1:
+                        raise
+                    left.append(index)
+                    break
+            num_workers -= 1
+            if not num_workers:
+                await queue.put(None)
         except Exception as error:
             await queue.put(error)
 
-    tasks = [asyncio.ensure_future(put(index)) for index in range(len(asked.prompts))]
+    tasks = [asyncio.ensure_future(work()) for _ in range(num_workers)]
     try:
-        running = len(tasks)
-        while running:
-            found = await queue.get()
+        while (found := await queue.get()) is not None:
             if isinstance(found, BaseException):
                 raise found
-            if found is None:
-                running -= 1
-            else:
-                yield found
+            yield found
     finally:
         for task in tasks:
             task.cancel()
