@@ -184,7 +184,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_name():
     for read, name, near in table:
         error = refusal(read, **{name: 1})
         assert (error.param, error.code) == (name[:80], "unknown_parameter")
-        assert error.message.endswith(f"Did you mean {near}?" if near else ".")
+        assert error.message.endswith(f"did you mean {near}?" if near else ".")
         assert len(error.message) < 150
 
 

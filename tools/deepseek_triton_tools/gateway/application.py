@@ -3,7 +3,6 @@ its models: servers, metrics, tokens, whether it is well."""
 
 import base64
 import dataclasses
-import difflib
 import hashlib
 import re
 from collections.abc import AsyncGenerator, Mapping, Set
@@ -40,6 +39,7 @@ from deepseek_triton_tools.gateway.openai_fields import (
 from deepseek_triton_tools.gateway.responses import count_input_tokens, create_response, kept_response
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 from deepseek_triton_tools.gateway.triton_call import UpstreamError
+from deepseek_triton_tools.tool_errors import nearest
 
 
 def page_routes() -> list[Route]:
@@ -338,12 +338,9 @@ async def _refuse(state: GatewayState, error: HTTPException, scope: Scope, recei
     if error.status_code == 405:
         allowed = dict(error.headers or {}).get("Allow", "")
         text = f"{path} takes {allowed or 'another method'}, not {scope['method']}"
-        headers = ((b"allow", allowed.encode()),)
-        refusal = OpenAIError(405, text, code="method_not_allowed", headers=headers)
+        refusal = OpenAIError(405, text, code="method_not_allowed", headers=((b"allow", allowed.encode()),))
     else:
-        near = difflib.get_close_matches(path, (*_POST, *_GET), n=1, cutoff=0.8)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        refusal = OpenAIError(404, f"nothing is at {path}{hint}", code="not_found")
+        refusal = OpenAIError(404, f"nothing is at {path}{nearest(path, (*_POST, *_GET))}", code="not_found")
     record = begin_record(_NO_ROUTE, scope["headers"])
     state.observers.begins(record)
     try:

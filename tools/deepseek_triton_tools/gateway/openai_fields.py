@@ -1,13 +1,14 @@
 """The fields that chat and text completions have in common: what each may be, what it sets at the model's server, and
 the errors that name them."""
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TypeVar
 
 import msgspec
+
+from deepseek_triton_tools.tool_errors import nearest
 
 _LONGEST_MESSAGE = 4000
 """Characters. Most messages have less than 200."""
@@ -283,10 +284,8 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
             if value in harmless:
                 continue
             raise invalid(f"{name} is not supported: {reason}.", param=name, code="unsupported_parameter")
-        snake = re.sub("(?<=[a-z])(?=[A-Z])", "_", name[:_HINT_CHARACTERS]).lower()  # others write topK
-        near = difflib.get_close_matches(snake, known, n=1, cutoff=0.7)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise invalid(f"unknown field {name!r:.80}.{hint}", param=name[:_HINT_CHARACTERS], code="unknown_parameter")
+        near = nearest(name[:_HINT_CHARACTERS], known) or "."
+        raise invalid(f"unknown field {name!r:.80}{near}", param=name[:_HINT_CHARACTERS], code="unknown_parameter")
 
 
 def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) -> dict[str, object]:
