@@ -201,10 +201,7 @@ class FieldReader:
         # A tokenizer takes seconds and hundreds of megabytes for more.
         if len(value) > MAX_CHAT_BYTES:
             problem = f"{name}: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}"
-            if name in _PROMPTS:
-                raise RequestError(problem, code=ErrorCode.PROMPT_TOO_LONG)
-            self.problems.add(problem)
-            return None
+            raise RequestError(problem, code=ErrorCode.PROMPT_TOO_LONG)
         try:
             return str(_decoded(value))
         except UnicodeDecodeError as error:

@@ -178,8 +178,8 @@ def _message(where: str, message: Any) -> dict[str, Any]:
         raise ValueError(f"{where}: expected an object with role and content, got {_named(message)}")
     if "role" not in message or not ("content" in message or message["role"] in _MAY_BE_EMPTY):
         got = ", ".join(quoted(key) for key in list(message)[:5]) or "no key at all"
-        missing = "content" if "role" in message else "role"
-        raise ValueError(f"{where}: expected an object with role and content, got {got} without {missing}")
+        got += " without content" if "role" in message else ""
+        raise ValueError(f"{where}: expected an object with role and content, got {got}")
     role = message["role"]
     if role not in _ROLES:
         raise ValueError(f"{where}.role: expected one of {', '.join(_ROLES)}, got {_named(role)}")
