@@ -56,8 +56,7 @@ def test_the_client_asks_a_gateway():
         triton.deaf = True  # so that it stays down
         for code in sorted(CODES, key="E_UNAVAILABLE".__eq__):
             triton.script = refusal(400, f"[{code}] no")
-            with Client(f"{address}/v1", retries=Retries(attempts=1)) as other:
-                with pytest.raises(BY_CODE[code]) as refused:
-                    other.chat("Hi")
-                assert refused.value.code == (code if CODES[code][1] else None)
-                assert other.readiness()[0].state == ("loading" if code == "E_UNAVAILABLE" else "ready"), code
+            with Client(f"{address}/v1", retries=Retries(attempts=1)) as other, pytest.raises(BY_CODE[code]) as refused:
+                other.chat("Hi")
+            assert refused.value.code == (code if CODES[code][1] else None)
+            assert client.readiness()[0].state == ("loading" if code == "E_UNAVAILABLE" else "ready"), code

@@ -126,8 +126,7 @@ _CODES = {
 
 def error_text(error: Any) -> str:
     """Triton's errors are texts; OpenAI's are objects with a message, before which a gateway's code is put."""
-    if not isinstance(error, dict):
-        return str(error)
+    error = error if isinstance(error, dict) else {"message": error}
     code, message = _CODES.get(str(error.get("code"))), str(error.get("message", error))
     return f"[{code}] {message}" if code else message
 

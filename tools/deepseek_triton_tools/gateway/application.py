@@ -109,9 +109,8 @@ async def ready(request: ApiRequest) -> None:
     """Some model has a server that takes requests. One that has none is no reason to take the others' gateway away."""
     servers = [server for model in request.state.models for server in model.fleet.servers()]
     if not any(server.state == "up" for server in servers):
-        raise OpenAIError(
-            503, f"none of {len(servers)} servers is up", kind="server_error", code="unavailable", retry_after_s=1.0
-        )
+        message = f"none of {len(servers)} servers is up"
+        raise OpenAIError(503, message, kind="server_error", code="unavailable", retry_after_s=1.0)
     await request.exchange.respond(200, b"{}")
 
 
