@@ -396,15 +396,24 @@ def metrics(sequences, tokens, model="tensorrt_llm"):
     return "\n".join(["# HELP deepseek_triton_inflight_sequences text", *lines]).encode()
 
 
-async def test_work_of_other_gateways_counts(servers):
+async def test_work_of_other_gateways_counts(servers, monkeypatch):
+    """Not while another server, of any model, has its metrics at the same address."""
+    there = ChangingSource("http://host:8001")
+    monkeypatch.setattr(model_front, "_LOOK_S", 0.01)
+    monkeypatch.setattr(fleet_module, "parse_source", lambda text: parse_source(text) if text else there)
+    monkeypatch.setattr(fleet_module, "TritonServer", lambda url, *_, **__: servers[url])
     for port, sequences in ((8002, 9), (9000, 1)):
-        servers[f"http://server-{port}:{port}"].metrics = metrics(sequences, 90)
-    wrong = ChangingSource("http://server-8002:8000 8003")
-    async with fleet_of(servers, [wrong, "http://server-9000:8000#metrics=9000"], metrics_port=8002) as fleet:
-        wrong.urls = ["http://server-8002:8000"]
-        await until(lambda: all(server.others.sequences for server in fleet.servers()))
-        assert [tuple(server.others) for server in fleet.servers()] == [(9, 90), (1, 90)]
-        assert {await answer(fleet) for _ in range(20)} == {"http://server-9000:8000"}
+        servers[f"http://host:{port}"].metrics = metrics(sequences, 90)
+    models = [fleet_module.ModelSettings(urls, "") for urls in (("http://host:8000", ""), ("http://host:8000",))]
+    state = model_front.GatewayState(fleet_module.GatewaySettings(models))
+    await state.start()
+    told = [server for model in state.models for server in model.fleet.members.values()]
+    await until(lambda: all(member.snapshot().no_metrics for member in told))
+    assert {tuple(member.snapshot().others) for member in told} == {(0, 0)}
+    there.urls = ["http://host:8001 9000"]
+    await until(lambda: [tuple(member.snapshot().others) for member in told] == [(9, 90), (1, 90), (9, 90)])
+    assert {await answer(state.models[0].fleet) for _ in range(20)} == {"http://host:8001"}
+    await state.close()
 
 
 async def test_the_metrics_tell_of_a_dead_engine(servers):
@@ -455,23 +464,6 @@ class ChangingSource:
         if isinstance(self.urls, Exception):
             raise self.urls
         return [ServerAddress(*url.split()) for url in self.urls]
-
-
-async def test_metrics_at_one_address_are_no_servers_own(servers, monkeypatch):
-    there = ChangingSource("http://host:8001")
-    monkeypatch.setattr(model_front, "_LOOK_S", 0.01)
-    monkeypatch.setattr(fleet_module, "parse_source", lambda text: there if text == "there" else parse_source(text))
-    monkeypatch.setattr(fleet_module, "TritonServer", lambda url, *_, **__: servers[url])
-    servers["http://host:8002"].metrics = metrics(9, 90)
-    models = tuple(fleet_module.ModelSettings((source,), source) for source in ("http://host:8000", "there"))
-    state = model_front.GatewayState(fleet_module.GatewaySettings(models))
-    await state.start()
-    told = [model.fleet.servers for model in state.models]
-    await until(lambda: [":8001" in told[0]()[0].no_metrics, ":8000" in told[1]()[0].no_metrics] == [True, True])
-    assert {tuple(servers()[0].others) for servers in told} == {(0, 0)}
-    there.urls = ["http://host:8001 8003"]
-    await until(lambda: told[0]()[0].others.sequences == 9)
-    await state.close()
 
 
 async def test_servers_join_and_leave(servers, caplog):
