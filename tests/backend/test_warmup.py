@@ -351,7 +351,7 @@ def test_every_engine_can_be_warmed_with_nothing_left_of_it(engine, options, ran
         stats = service._engine.stats()
         assert {sample.value for sample in metrics.samples() if sample.kind is Kind.COUNTER} == {0}
         assert (service.num_open, service.inflight, stats.num_running, stats.num_waiting) == (0, (0, 0), 0, 0)
-        assert service.is_ready()
+        assert service.readiness().alive
     assert "warm-up: 2 of 2 shapes" in log.text
 
 
