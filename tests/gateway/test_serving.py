@@ -58,7 +58,8 @@ if __name__ == "__main__":
     port, workers, drain_s = map(int, sys.argv[1:])
     options = {"port": port, "workers": workers, "drain_s": drain_s, "upstream_headers": (("key", "secret"),)}
     wrong = os.path.join(os.path.dirname(__file__), "wrong")
-    serve(GatewaySettings((ModelSettings(("u",)),), **options), lambda: [wrong] if os.path.exists(wrong) else [])
+    files = [wrong, f"{wrong} to renew"]
+    serve(GatewaySettings((ModelSettings(("u",)),), **options), lambda new: filter(os.path.exists, files[: 1 + new]))
 '''
 NOTICE = "stopping: running requests may go on for 30 s"
 
@@ -119,8 +120,9 @@ def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced_once_another_
     assert (folder.stat().st_mode & 0o777, b"secret" in (folder / "settings").read_bytes()) == (0o700, True)
 
     (wrong := tmp_path / "wrong").touch()
+    Path(f"{wrong} to renew").touch()
     gateway.process.send_signal(signal.SIGHUP)
-    assert str(wrong) in gateway.process.stderr.readline().decode()
+    assert f"{wrong}; {wrong} to renew" in gateway.process.stderr.readline().decode()
 
     with httpx.stream("GET", f"{gateway.url}?{gateway.released}") as response:
         chunks = response.iter_text()

@@ -129,7 +129,7 @@ def _gateway(args: argparse.Namespace) -> int:
     print(_announcement(settings), flush=True)
     if settings.keys_file is None and not _LOOPBACK.fullmatch(settings.host):
         complain(f"warning: {settings.host} can be reached from other machines, and without --keys anyone may ask")
-    serve(settings, lambda: _problems(settings))
+    serve(settings, lambda renews: _problems(settings, renews=renews))
     return 0
 
 
@@ -153,6 +153,8 @@ def settings_of(args: argparse.Namespace) -> GatewaySettings:
     problems.extend(_problems(settings))
     if problems:
         raise ToolError("; ".join(problems), exit_code=2)
+    for problem in _problems(settings, renews=True):
+        complain(f"warning: {problem}")
     return settings
 
 
@@ -304,8 +306,11 @@ def _upstream_headers(texts: Iterable[str], problems: list[str]) -> tuple[tuple[
     return tuple(headers)
 
 
-def _problems(settings: GatewaySettings) -> Iterable[str]:
-    """Problems of the settings, of those that can be tried now."""
+def _problems(settings: GatewaySettings, *, renews: bool = False) -> Iterable[str]:
+    """Problems of the settings, of those that can be tried now.
+
+    :param renews: whether workers are well meanwhile, so that a certificate that is out of date is a problem, too.
+    """
     import ssl
     from importlib.util import find_spec
 
@@ -324,7 +329,7 @@ def _problems(settings: GatewaySettings) -> Iterable[str]:
         try:
             context.load_verify_locations(settings.tls_certificate)  # tells which of the two files is wrong
             times = _validity(settings.tls_certificate)
-            if times and not times[0] <= time.strftime("%Y%m%d%H%M%S", time.gmtime()) <= times[1]:
+            if renews and times and not times[0] <= time.strftime("%Y%m%d%H%M%S", time.gmtime()) <= times[1]:
                 yield f"{at}: expected a certificate that is valid now, got one from {times[0]}Z to {times[1]}Z"
             at = at if settings.tls_key is None else f"--tls-key {settings.tls_key}"
             # With an empty password, because OpenSSL would otherwise ask for one at the terminal.

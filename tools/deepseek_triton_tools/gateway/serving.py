@@ -27,7 +27,8 @@ _FOLDER_VARIABLE = "DEEPSEEK_TRITON_GATEWAY_FOLDER"
 _SETTINGS = "settings"
 _OPEN_FILES = 2**16
 """Each client has a connection, and so has each request to a server. Some are kept for the next request."""
-Problems = Callable[[], Iterable[str]]
+Problems = Callable[[bool], Iterable[str]]
+"""Why workers can't begin, or, of True, should not take the place of others that are well."""
 """Tells why a worker could not start now, such as a file of keys that is no longer right."""
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class DrainNotice(logging.Filter):
         return record.levelno >= logging.WARNING
 
 
-def serve(settings: GatewaySettings, problems: Problems = tuple) -> None:
+def serve(settings: GatewaySettings, problems: Problems = lambda _: ()) -> None:
     """Serve until SIGINT or SIGTERM; then finish what runs, for at most `drain_s`. Raises SystemExit if it can't."""
     _configure_logging(settings)
     allow_open_files(_OPEN_FILES)
@@ -114,12 +115,12 @@ class GatewayWorkers(Multiprocess):
 
     def restart_all(self) -> None:
         self._told = ""
-        if self._may_begin("the workers stay, with the former files"):
+        if self._may_begin("the workers stay, with the former files", renews=True):
             super().restart_all()
 
-    def _may_begin(self, instead: str) -> bool:
+    def _may_begin(self, instead: str, *, renews: bool = False) -> bool:
         """Whether a worker could start now. If not, the log says so, once."""
-        problem = "; ".join(self._problems())
+        problem = "; ".join(self._problems(renews))
         former, self._told = self._told, f"{instead}: {problem}"
         if problem and self._told != former:
             _log.error("%s", self._told)
