@@ -169,14 +169,11 @@ def _refuse(name: str, value: str) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Raises ToolError for a field that there is not, or for a value of another kind."""
-    from deepseek_triton_client import InvalidRequest, SamplingParams
+    """Raises InvalidRequest for a field that there is not, or for a value of another kind."""
+    from deepseek_triton_client import SamplingParams
 
     common = {name: value for name in _COMMON if (value := getattr(args, name)) is not None}
-    try:
-        return SamplingParams().merged({**common, **dict(map(assigned, args.set))})
-    except InvalidRequest as error:
-        raise ToolError(error.message, exit_code=2) from error
+    return SamplingParams().merged({**common, **dict(map(assigned, args.set))})
 
 
 def assigned(text: str) -> tuple[str, Any]:
@@ -184,7 +181,7 @@ def assigned(text: str) -> tuple[str, Any]:
     Raises ToolError for another form."""
     name, separator, value = (part.strip() for part in text.partition("="))
     if not separator:
-        raise ToolError(f"expected name=value, got {text!r}")
+        raise ToolError(f"expected name=value, got {text!r}", exit_code=2)
     name = name.lstrip("-").replace("-", "_")
     metadata = _metadata().get(name, {"datatype": "", "json": False, "many": False})
     if metadata["datatype"] != "BYTES" or metadata["json"] or (metadata["many"] and value.startswith("[")):

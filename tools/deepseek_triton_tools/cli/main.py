@@ -125,12 +125,14 @@ def _advice(error: Exception) -> str:
 
 def _expected_error(error: Exception) -> int | None:
     """The exit code for an error that explains itself; None for a bug, whose traceback is wanted."""
-    from deepseek_triton_client import DeepseekTritonError
+    from deepseek_triton_client import DeepseekTritonError, InvalidRequest
 
     if isinstance(error, ToolError):
         return error.exit_code
     if isinstance(error, DeepseekTritonError) or _needs_tools(error):
         return 1
+    if isinstance(error, InvalidRequest) and error.url is None:  # of the options: no server was asked
+        return 2
     if isinstance(error, ImportError) and "pip install" in str(error):
         return 1
     if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
