@@ -111,7 +111,7 @@ def test_a_wrong_file_is_refused(tmp_path, subtests):
 
 
 WRONG_WORDS = [
-    ([], "expected a URL or --model NAME=URL"),
+    (["--context-server", "http://a:1"], "^expected a URL or --model NAME=URL[^;]*$"),
     (["localhost"], "--server: expected HOST:PORT"),
     (["--model", "http://a:8000/x=1"], "--model: expected NAME=URL"),
     (["--model", "r1="], "--model: expected NAME=URL"),

@@ -166,7 +166,7 @@ WRONG = [
     (("URL", "--preset", "balanced", "--cancel", "5", "--cancel-after", "1"), "--cancel, --cancel-after: not with"),
     (("URL", "--json", "--against", "deepseek-r1 --gpu h200"), "--against: not with --json"),
     (("URL/v1", "--model-version", "1"), "--model-version: an OpenAI endpoint has none"),
-    (("URL/v1",), "for Triton, leave /v1 out"),
+    (("URL/v1",), "for Triton, leave /v1 and --endpoint out"),
     (("URL", "--chat"), "--chat: random prompts are token ids"),
     (("URL", "--set", "temprature=1"), "did you mean 'temperature'?"),
     (("URL", "--preset", "r1-h200-max-throughpu"), "did you mean r1-h200-max-throughput"),

@@ -330,7 +330,10 @@ def test_every_field_can_be_set_and_few_have_options_of_their_own(run, model_ser
         else:
             assert (code, f"--set {name}={typed}" in err) == (2, True)
     assert "--set ignore_eos=" in run("hi", "--no-ignore-eos")[2]
-    assert run("hi", "--set", "tempture=1") == (2, "", ANY)
+    for wrong in ("tempture=1", "temperature"):
+        assert run("hi", "--set", wrong) == (2, "", ANY)
+    tls = run_command("generate", "hi", "--retries", "0", "--url", model_server.url.replace("http", "https"))
+    assert ("TLS" in tls.stderr, "8000" in tls.stderr) == (True, False)  # the server runs
 
 
 def test_a_field_can_be_assigned():

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from deepseek_triton_build.arithmetic import shapes_for_llm_args
-from deepseek_triton_client import AsyncClient, InvalidRequest, Overloaded, Readiness, ServerError
+from deepseek_triton_client import AsyncClient, InvalidRequest, Overloaded, ProtocolError, Readiness, ServerError
 from deepseek_triton_client.testing import LoopbackServer
 from deepseek_triton_tools.host.processes import allow_open_files
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting
@@ -374,8 +374,8 @@ def test_whether_a_model_may_still_come(words, index, said):
 
 
 def test_a_model_that_the_server_does_not_have_is_not_waited_for(run):
-    for words, said in ((NOT_FOUND, "; the server has other version 2"), (None, "does not answer as Triton: ")):
-        with contextlib.closing(Front(words, [OTHER])) as server, pytest.raises(ServerFailedError, match=said):
+    for words, kind, said in ((NOT_FOUND, ServerFailedError, "has other"), (None, ProtocolError, "metrics port")):
+        with contextlib.closing(Front(words, [OTHER])) as server, pytest.raises(kind, match=said):
             run(url=server.url)  # two hours
     with contextlib.closing(Front(NOT_FOUND, [], ready=400)) as server:  # it may come
         with pytest.raises(ServerFailedError, match=r"is not ready after 0.2 s"):

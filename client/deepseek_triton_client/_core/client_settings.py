@@ -121,7 +121,7 @@ class Tls(_Checked):
                 problem = getattr(error, "strerror", None) or str(error)
             yield f"tls.{name}: expected a PEM file, found none at {str(path)!r}: {problem}"
         if self.key is not None and self.certificate is None:
-            yield "tls.key: expected tls.certificate too"
+            yield "tls.key: expected tls.certificate (--cert) too"
         if not isinstance(self.verify, bool):
             yield f"tls.verify: expected True or False, got {self.verify!r}"
 

@@ -53,7 +53,7 @@ def first_openai_model(target: targets.TargetSettings) -> str:
     try:
         return str(_document(url, target)["data"][0]["id"])
     except urllib.error.HTTPError as error:
-        advice = {404: "; there is no OpenAI API: for Triton, leave /v1 out", 401: TOKEN_ADVICE}
+        advice = {404: "; an OpenAI API's URL ends in /v1; for Triton, leave /v1 and --endpoint out", 401: TOKEN_ADVICE}
         raise ToolError(f"{url}: {error.code} {error.reason}{advice.get(error.code, '')}") from error
     except urllib.error.URLError as error:
         is_tls = isinstance(error.reason, ssl.SSLError)

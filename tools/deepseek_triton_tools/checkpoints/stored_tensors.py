@@ -176,7 +176,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.exists():
-        raise CheckpointError(f"{path}: expected the model's config.json, found none; download it again")
+        raise CheckpointError(f"{path}: expected the model's config.json, found none; correct the path, or download it")
     return read_json_object(path)
 
 

@@ -135,7 +135,7 @@ def _reason(error: OSError | UnicodeDecodeError) -> str:
 # --- Sampling ---
 
 _COMMON: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "max_tokens": ("N", "most tokens to generate, from 1 (default: the model's)", {"type": int}),
+    "max_tokens": ("N", "most tokens to generate, from 1 (default: the model's, or eval's task's)", {"type": int}),
     "temperature": ("X", "randomness, 0 to 100; 0 always takes the likeliest token (greedy decoding)", {"type": float}),
     "top_p": ("X", "sample from the likeliest tokens whose probabilities add up to X, 0 to 1", {"type": float}),
     "seed": ("N", "make sampling repeatable, -2^63 to 2^64 - 1", {"type": int}),

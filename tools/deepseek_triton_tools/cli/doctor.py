@@ -92,7 +92,7 @@ def _doctor(args: argparse.Namespace) -> int:
     machine = Machine()
     expected, of_check = _expected(args, machine.hostname)
     expected = replace(expected, hosts=hosts, interface=args.interface, tune=args.tune, **ports)
-    ssh = Ssh(port=args.ssh_port, args=tuple(_shell_words(args.ssh_args)))
+    ssh = Ssh(port=args.ssh_port, args=tuple(_shell_words("--ssh-args", args.ssh_args)))
     results = _examine(args, machine, expected, ssh)
     if args.tune:
         with to_reader():
@@ -162,18 +162,16 @@ def _expected(args: argparse.Namespace, host: str) -> tuple[Expected, Sequence[R
     return expected_of(args.repository, checked, args.model), list(check_findings(checked, host))
 
 
-def _shell_words(text: str | None) -> Sequence[str]:
+def _shell_words(option: str, text: str | None) -> Sequence[str]:
     try:
         return shlex.split(text or "")
     except ValueError as error:
-        raise ToolError(
-            f"--ssh-args and --through: expected words as a shell has them: {error}", exit_code=2
-        ) from error
+        raise ToolError(f"{option}: expected words as a shell has them: {error}", exit_code=2) from error
 
 
 def _examine(args: argparse.Namespace, machine: Machine, expected: Expected, ssh: Ssh) -> Sequence[HostResult]:
     if args.through is not None:
-        through = _shell_words(args.through)
+        through = _shell_words("--through", args.through)
         if not through:
             raise ToolError("--through: expected a command, got nothing: is a variable not set?", exit_code=2)
         return [examine_through(through, expected, python=args.python)]

@@ -264,8 +264,9 @@ def _context_servers(
         if not name and "" not in named and len(named) == 1:
             (name,) = named
         if name not in named:
-            known = " or ".join(f"{model}=URL" for model in named if model) or "a URL too"
-            problems.append(f"--context-server: expected {known}, got {text!r:.200}")
+            known = " or ".join(f"{model}=URL" for model in named if model) or "a URL"
+            if named:  # else it is said already that they are missing
+                problems.append(f"--context-server: expected {known}, got {text!r:.200}")
             continue
         context.setdefault(name, []).extend(urls.split(","))
     for name, servers in context.items():

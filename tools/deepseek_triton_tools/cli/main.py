@@ -10,6 +10,7 @@ handler needs the generator (`deepseek_triton_build`), PyYAML or rich, it import
 
 import argparse
 import errno
+import re
 import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
@@ -118,7 +119,8 @@ def _advice(error: Exception) -> str:
 
     if isinstance(error, AccessDenied):
         return TOKEN_ADVICE
-    if isinstance(error, ServerUnavailable) and error.code is None and not isinstance(error, ModelNotReady):
+    has_answered = isinstance(error, ModelNotReady) or re.search("TLS |tls\\.ca|certificate", str(error))
+    if isinstance(error, ServerUnavailable) and error.code is None and not has_answered:
         return "; is the server running and ready there (http:// is port 8000, grpc:// 8001)?"
     return f"; {install_extra('tools')}" if _needs_tools(error) else ""
 
@@ -129,10 +131,10 @@ def _expected_error(error: Exception) -> int | None:
 
     if isinstance(error, ToolError):
         return error.exit_code
-    if isinstance(error, DeepseekTritonError) or _needs_tools(error):
-        return 1
     if isinstance(error, InvalidRequest) and error.url is None:  # of the options: no server was asked
         return 2
+    if isinstance(error, DeepseekTritonError) or _needs_tools(error):
+        return 1
     if isinstance(error, ImportError) and "pip install" in str(error):
         return 1
     if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):

@@ -273,7 +273,7 @@ def examine_by_command(command: Sequence[str], expected: Expected, *, host: str)
         result = f"no report within {_DEADLINE_S} s"
         return unreached(result, "a check or the connection hangs", f"run doctor on {host} itself")
     except OSError as problem:
-        return unreached(f"{command[0]}: {problem.strerror}", "it can't be run", f"install {command[0]}")
+        return unreached(f"{command[0]}: {problem.strerror}", "it can't be run", "correct its name, or install it")
     answered_at = time.time()
     lines = done.stdout.decode(errors="replace").splitlines()
     line = next((line for line in lines if line.startswith(REPORT_PREFIX)), None)

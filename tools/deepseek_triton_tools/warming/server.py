@@ -229,11 +229,6 @@ async def _warm(options: ServerWarmOptions, line: StatusLine, result: ServerWarm
         try:
             await wait_for_server(client, waiting, options.wait_s)
             send = make_request(client, await client.metadata(), options.max_tokens)
-        except ProtocolError as error:
-            raise ServerFailedError(
-                f"{client.url} does not answer as Triton: {error}; give its HTTP port (8000 as a rule) as http://, or "
-                "its gRPC port (8001) as grpc://; 8002 has the metrics alone"
-            ) from error
         finally:
             result.waited_s = time.monotonic() - began
         line.say(f"{client.url} is ready after {about(result.waited_s)}; {len(shapes)} shapes: {result.shapes_from}")
