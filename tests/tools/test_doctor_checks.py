@@ -443,7 +443,7 @@ CASES = [
     ("checkpoint", checkpoint_with("config.json", None), R1, "error", "config.json is missing"),
     ("checkpoint", machine(files={"/models/R1/config.json": "{}"}), R1, "error", "no *.safetensors file"),
     ("checkpoint", checkpoint_with("model-2.safetensors", REFUSED), R1, "error", "give this user read access"),
-    ("checkpoint", machine(disks=VAST), HUB, "warning", "checkpoint download deepseek-ai/DeepSeek-R1"),
+    ("checkpoint", machine(disks=VAST), replace(HUB, checkpoint="d/R1@v1"), "warning", "checkpoint download d/R1@v1"),
     ("checkpoint", machine(), HUB, "error", "download 640 GiB to /root/.cache/huggingface/hub, which has 500 GiB"),
     ("checkpoint", with_files(PARTLY, environ={"HF_HOME": "/hf"}), HUB_SMALL, "warning", "downloads 60 bytes"),
     ("checkpoint", machine(), replace(HUB, checkpoint_bytes=None), "warning", "the first load downloads it"),

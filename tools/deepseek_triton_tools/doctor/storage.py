@@ -120,12 +120,12 @@ def _missing_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
         fix = "mount or copy it there, say with --model where it is, or build again with another --model"
         return error(f"{expected.checkpoint} is not there", "the repository names it", fix)
     result = f"{expected.checkpoint} is not in the Hugging Face cache"
-    download = f"deepseek-triton checkpoint download {expected.checkpoint.partition('@')[0]}"
+    download = f"deepseek-triton checkpoint download {expected.checkpoint}"
     cache, size = hub_cache(machine.environ), _still_to_download(machine, expected)
     free = machine.disk(_nearest_existing(machine, cache)).free
     if size and free < size:
         cause = f"the first load would download {sized(size)} to {cache}, which has {sized(free)} free"
-        fix = f"name a folder on a disk with that much in HF_HOME, then {download}; or build again with --model"
+        fix = f"name a folder on a disk with that much in HF_HUB_CACHE, then {download}; or build again with --model"
         return error(result, cause, fix)
     cause = f"the first load downloads {sized(size) if size else 'it'}, on each host"
     return warning(result, cause, f"{download} beforehand")
@@ -236,7 +236,7 @@ def check_disk(machine: Machine, expected: Expected) -> MachineFinding:
             closed.append(f"{folder} can't be written to")
         elif free < need:
             too_small.append(f"{cache}: {sized(free)} free of {sized(need)} wanted")
-    fix = "free some space, or move them: XDG_CACHE_HOME, HF_HOME, TRITON_CACHE_DIR, TMPDIR"
+    fix = "free some space, or move them: XDG_CACHE_HOME, HF_HUB_CACHE, TRITON_CACHE_DIR, TMPDIR"
     if closed:
         cause = "compiled kernels and downloads can't be kept, so every start makes them again"
         return warning_or_note(expected, "; ".join(dict.fromkeys(closed)), cause, fix)
