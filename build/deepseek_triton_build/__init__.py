@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     )
     from deepseek_triton_build.data.own_files import model_repository, version_dir
     from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting, footnotes
-    from deepseek_triton_build.data.profiles import Workload
+    from deepseek_triton_build.data.profiles import DISAGGREGATED, Workload
     from deepseek_triton_build.planning.disaggregated import (
-        DISAGGREGATED,
         SIDE_PROFILES,
         DisaggregatedPlan,
         DisaggregatedRequest,
@@ -80,16 +79,10 @@ _HOMES = {
         "UnknownNameError",
         "UnusableCheckpointError",
     ),
-    "data.profiles": ("Workload",),
+    "data.profiles": ("DISAGGREGATED", "Workload"),
     "data.own_files": ("model_repository", "version_dir"),
     "data.planned_settings": ("EnvironmentVariable", "Setting", "footnotes"),
-    "planning.disaggregated": (
-        "DISAGGREGATED",
-        "DisaggregatedPlan",
-        "DisaggregatedRequest",
-        "SIDE_PROFILES",
-        "make_disaggregated_plan",
-    ),
+    "planning.disaggregated": ("DisaggregatedPlan", "DisaggregatedRequest", "SIDE_PROFILES", "make_disaggregated_plan"),
     "planning.plan": ("Plan", "PlanWarning", "make_plan"),
     "planning.plan_request": ("PlanRequest",),
     "planning.target": ("resolve_target",),

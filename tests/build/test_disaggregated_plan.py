@@ -59,6 +59,8 @@ REFUSED = [
     ({"context": (SMALL_BUFFER,)}, "G009"),
     ({"num_context": 0, "num_generation": -1}, r"--context-servers 0: .*; --generation-servers -1: "),
     ({"both": replace(V3, engine="vllm")}, "leave --engine vllm out"),
+    ({"both": replace(V3, variant="deepseek-v4-flash")}, "leave --profile disagg out"),
+    ({"context": (("num_gpus", 4),)}, "context: .*: --context-set num_gpus=8"),
     ({"both": replace(V3, release="0.21.0")}, r"server has TensorRT-LLM 0.21.0.*G001.*use 1.0.0 or newer"),
 ]
 

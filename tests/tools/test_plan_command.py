@@ -76,6 +76,7 @@ REFUSED = [
     (["tiny", "--mtp", "0", "--gpu", "h200"], 2, "leave out --gpu, --mtp"),
     (["tiny", "--vllm", "0.25.1"], 2, "leave out --vllm"),
     (["deepseek-r1", "--engine", "vlm", "--gpu", "h200"], 2, "did you mean 'vllm'?"),
+    (["deepseek-r1", "--profile", "disag", "--gpu", "h200"], 2, "did you mean 'disagg'?"),
 ]
 OPTIONS_REFUSED = [
     ("--image", "26.7", 2, "did you mean '26.07'?"),

@@ -119,12 +119,14 @@ PROFILES = (
     *("ctx", "gen", "quickstart", "wide-ep", "rehearsal"),
 )
 """Their names, in the order of profiles.yaml."""
+DISAGGREGATED = "disagg"
+"""The profile that stands for a pair, whose sides have profiles of their own."""
 
 
 def find_profile(name: str) -> Profile:
     """Return the profile of that name, or raise UnknownNameError, which names the nearest."""
     if name not in PROFILES:
-        raise UnknownNameError("profile", name, PROFILES)
+        raise UnknownNameError("profile", name, (*PROFILES, DISAGGREGATED))
     # A plan needs one profile, and reading all takes a tenth of its time. Its aliases are of profiles before it.
     return _profiles_through(name)[name]
 

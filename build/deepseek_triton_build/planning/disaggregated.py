@@ -10,9 +10,9 @@ from typing import Any
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import find_variant
 from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, DISAGGREGATED
 from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
-from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, PlanRequest
+from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, OPTIONS, PlanRequest
 from deepseek_triton_build.planning.target import refuse
 from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
 from deepseek_triton_build.rules.disaggregation import (
@@ -33,8 +33,6 @@ MOST_SERVERS = LAST_PORT - ORCHESTRATOR_PORT
 REQUEST_TIMEOUT_S = 1200
 """Seconds that a request may take (TensorRT-LLM examples/disaggregated/slurm/benchmark)."""
 _SEED = "TensorRT-LLM examples/models/core/deepseek_v3/README.md, Disaggregated Serving"
-DISAGGREGATED = "disagg"
-"""The profile that stands for a pair, whose sides have profiles of their own."""
 SIDE_PROFILES: Mapping[str, str] = {CONTEXT: "ctx", GENERATION: "gen"}
 """Side of a pair -> its profile."""
 
@@ -103,12 +101,13 @@ def make_disaggregated_plan(request: DisaggregatedRequest) -> DisaggregatedPlan:
     :raises RefusedPlanError: for a side or a pair that can't work.
     """
     _refuse_counts(request)
-    engine = request.both.engine or find_variant(request.both.variant).engines[0]
+    engines = find_variant(request.both.variant).engines
+    engine = request.both.engine or engines[0]
     if engine == "vllm":
-        raise RefusedPlanError("profile disagg is for TensorRT-LLM's KV transfer", fix="leave --engine vllm out")
+        fix = f"leave {f'--profile {DISAGGREGATED}' if engines[0] == engine else '--engine vllm'} out"
+        raise RefusedPlanError("profile disagg is for TensorRT-LLM's KV transfer", fix=fix)
     embedded = engine in EMBEDDED_ENGINES
-    context = make_plan(_server_request(request, CONTEXT, embedded=embedded))
-    generation = make_plan(_server_request(request, GENERATION, embedded=embedded))
+    context, generation = (_plan_server(request, side, embedded=embedded) for side in SIDE_PROFILES)
     plan = DisaggregatedPlan(
         request=request,
         context=context,
@@ -145,6 +144,16 @@ def _refuse_counts(request: DisaggregatedRequest) -> None:
                 wrong.append(f"--{side}-set {name}={value}: expected a whole number from {_OWN_FIELDS[name]}")
     if wrong:
         raise RefusedPlanError("; ".join(wrong))
+
+
+def _plan_server(request: DisaggregatedRequest, side: str, *, embedded: bool) -> Plan:
+    try:
+        return make_plan(_server_request(request, side, embedded=embedded))
+    except RefusedPlanError as refused:
+        said = f"{side}: {refused}"
+        for name in _OWN_FIELDS.keys() & dict(request.context if side == CONTEXT else request.generation).keys():
+            said = said.replace(f"{OPTIONS[name]} ", f"--{side}-set {name}=")  # where --gpus has no effect
+        raise RefusedPlanError(said, suggestion=refused.suggestion) from None
 
 
 def _server_request(request: DisaggregatedRequest, side: str, *, embedded: bool) -> PlanRequest:

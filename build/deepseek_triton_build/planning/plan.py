@@ -148,10 +148,17 @@ def make_plan(request: PlanRequest) -> Plan:
     except RefusedPlanError as refused:
         if refused.suggestion:
             raise
-        ways = _ways_that_work(request)
+        ways = [{**way, **_refused_beside(way, request)} for way in _ways_that_work(request)]
         typed = ", or ".join(filter(None, map(_as_options, ways)))
         said = f"{refused.cause}; what works: {typed}" if typed else f"{refused}"
         raise RefusedPlanError(said, suggestion=ways[0] if ways else None) from None
+
+
+def _refused_beside(way: Mapping[str, Any], request: PlanRequest) -> dict[str, Any]:
+    """Return what the command line refuses beside `way`."""
+    vllm_takes_none = request.allow_unpublished and way.get("engine") == "vllm"
+    dropped: dict[str, Any] = {"allow_unpublished": False} if vllm_takes_none else {}
+    return dropped | ({"container": None} if request.container and way.keys() & {"release", "vllm"} else {})
 
 
 # The combinations of a refusal are tried in thousands, most of them again for the next refusal of a matrix.
@@ -247,6 +254,7 @@ _DROPPED_OPTIONS = {
     **OPTIONS,
     "overrides": "--set",
     "relaxed_acceptance": "--relaxed-acceptance",
+    "allow_unpublished": "--allow-unpublished",
     "workload": "--isl, --osl or --concurrency",
 }
 """Field of PlanRequest -> its option or options, for values that a suggestion leaves out."""
@@ -259,9 +267,9 @@ def _as_options(suggestion: Mapping[str, Any]) -> str:
         return ""
     words, without = [], []
     for name, value in suggestion.items():
-        if name == "allow_unpublished":
-            words.append("--allow-unpublished")
-        elif name in OPTIONS and value is not None:
+        if value is True:
+            words.append(_DROPPED_OPTIONS[name])
+        elif name in OPTIONS and value is not None and not (name == "release" and suggestion.get("engine") == "vllm"):
             words.append(f"{OPTIONS[name]} {value}")
         else:
             without.append(_DROPPED_OPTIONS[name])

@@ -7,14 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload, profiles
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DISAGGREGATED, Workload, profiles
 from deepseek_triton_build.data.releases import CANDIDATES, DEFAULT_RELEASE, find_dynamo, without_image
-from deepseek_triton_build.planning.disaggregated import (
-    DISAGGREGATED,
-    REQUEST_TIMEOUT_S,
-    DisaggregatedPlan,
-    server_ports,
-)
+from deepseek_triton_build.planning.disaggregated import REQUEST_TIMEOUT_S, DisaggregatedPlan, server_ports
 from deepseek_triton_build.planning.plan import Plan, make_plan
 from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND, PlanRequest
 from deepseek_triton_build.planning.trtllm_sizes import LONGEST_ANSWER
