@@ -60,7 +60,8 @@ def test_a_folder_without_a_model_is_an_error_of_one_line(tmp_path):
     (tmp_path / "engines" / "preprocessing" / "1").mkdir(parents=True)
     (tmp_path / "engines" / "preprocessing" / "config.pbtxt").write_text('name: "preprocessing"\nbackend: "python"\n')
     said_of = dict.fromkeys(["nothing", "empty", "other"], "expected a model")
-    said_of |= {"start.sh": "name its folder", "engines": "TensorRT-engine backend"}
+    said_of |= dict.fromkeys(["start.sh", "engines/preprocessing/config.pbtxt"], "name its folder")
+    said_of["engines"] = "TensorRT-engine backend"
     for place, said in said_of.items():
         with pytest.raises(NothingToCheckError, match=f"{place}: .*{said}") as raised:
             check_repository(tmp_path / place)

@@ -286,8 +286,8 @@ def _require_path(directory: Path) -> None:
         ) from error
     except OSError as error:
         raise NothingToCheckError(f"{directory}: can't be read: {error.strerror}; make it readable") from error
-    if directory.name == START_SCRIPT and os.path.isfile(directory):
-        raise NothingToCheckError(f"{directory}: expected a folder, found the script in it; name its folder")
+    if directory.name in (START_SCRIPT, CONFIG) and os.path.isfile(directory):
+        raise NothingToCheckError(f"{directory}: expected a folder, found a file of it; name its folder")
 
 
 def _models(directory: Path, *, may_be_none: bool) -> tuple[list[tuple[Path, str]], list[Finding]]:

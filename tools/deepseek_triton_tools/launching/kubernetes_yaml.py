@@ -48,7 +48,7 @@ def write_documents(text: str, folder: Path) -> list[str]:
         others = sorted({path.name for path in folder.iterdir()} - names.keys())
         ours = {_CONFIG_MAP.sub("", name) for name in names} - names.keys()
         for other in (name for name in others if _CONFIG_MAP.sub("", name) not in ours):
-            raise ToolError(f"--output {folder}: expected no other file there, got {other}: all is applied; remove it")
+            raise ToolError(f"--output {folder}: expected no other file, got {other}: all is applied; name another")
         for name, content in names.items():
             with whole_file(folder / name) as file:
                 file.write(f"{content}\n")

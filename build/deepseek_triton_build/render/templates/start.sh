@@ -243,7 +243,7 @@ for word in "${start[@]}"; do
   esac
 done
 if [[ -n "$missing" ]]; then
-  echo "start.sh: not on PATH:$missing; run it in the container, as deepseek-triton launch does" >&2
+  echo "start.sh: not on PATH:$missing; run it where its first comment says, as deepseek-triton launch does" >&2
   exit 127
 fi
 
