@@ -118,7 +118,7 @@ def _missing_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
             fix = f"name its folder: {os.path.dirname(expected.checkpoint)}"
             return error(f"{expected.checkpoint} is a file", "model.yaml names it", fix)
         fix = "mount or copy it there, say with --model where it is, or build again with another --model"
-        return error(f"{expected.checkpoint} is not there", "the repository names it", fix)
+        return error(f"{expected.checkpoint} is not there", "the repository or --model names it", fix)
     result = f"{expected.checkpoint} is not in the Hugging Face cache"
     download = f"deepseek-triton checkpoint download {expected.checkpoint}"
     cache, size = hub_cache(machine.environ), _still_to_download(machine, expected)

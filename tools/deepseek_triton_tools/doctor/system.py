@@ -222,14 +222,15 @@ def check_interface(machine: Machine, expected: Expected) -> MachineFinding:
 def _named_interfaces(interfaces: Sequence[Interface], names: str) -> MachineFinding:
     """:param names: separated by commas, as NCCL_SOCKET_IFNAME takes them."""
     cause = "MPI and NCCL are told to use it"
-    here = ", ".join(each.name for each in interfaces)
+    usable = ", ".join(each.name for each in interfaces if _is_usable(each))
+    other = f"name one of {usable}" if usable else "join the container to the network"
     for name in names.split(","):
         each = next((each for each in interfaces if each.name == name), None)
-        if each is None:
-            return error(f"{name} does not exist", cause, f"name one of {here}")
+        if each is None or name == "lo":
+            return error(f"{name} {'reaches no other machine' if each else 'does not exist'}", cause, other)
         if not _is_usable(each):
             why = "is down" if not each.is_up else "has no address"
-            return error(f"{name} {why}", cause, f"bring it up, or name one of {here}")
+            return error(f"{name} {why}", cause, f"bring it up, or {other}")
     chosen = [each for each in interfaces if each.name in names.split(",")]
     return ok("; ".join(f"{each.name} {', '.join(each.addresses)}" for each in chosen))
 
