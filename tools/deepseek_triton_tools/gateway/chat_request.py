@@ -364,7 +364,8 @@ def _template_arguments(given: Mapping[str, object]) -> dict[str, object]:
         thinking = closed_object("thinking", given["thinking"], keys)
         kind = thinking.get("type")
         if thinking.get("budget_tokens") is not None:
-            raise invalid("thinking.budget_tokens: use max_tokens.", param="thinking", code="unsupported_parameter")
+            text = "thinking.budget_tokens: nothing bounds thinking alone: use max_tokens, of the whole answer"
+            raise invalid(text, param="thinking", code="unsupported_parameter")
         if kind not in ("enabled", "adaptive", "disabled"):
             raise wrong("thinking.type", "enabled, adaptive or disabled", kind)
         switches["thinking.type"] = kind != "disabled"
