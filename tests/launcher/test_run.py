@@ -226,6 +226,7 @@ WRONG = [
     (["run", "--http-port", "70000", "--", "true"], "expected a port up to 65535"),
     (["run", "--http-port", "9", "--grpc-port", "9", "--", "true"], "need a port each"),
     (["stop"], "say which"),
+    (["stop", "0123abcd", "--all"], "say which"),
     (["stop", "not-an-id"], "expected the 8 hex digits"),
     ([], "required"),
 ]

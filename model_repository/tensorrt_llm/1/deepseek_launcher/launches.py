@@ -248,8 +248,8 @@ def stop(
     """
     if wrong := [name for name in ids if not launch_tag.is_launch_id(name)]:
         raise UsageError(f"{', '.join(wrong)}: expected the 8 hex digits that `supervise.py list` shows")
-    if not ids and not repositories and not everything:
-        raise UsageError("say which: an ID of `supervise.py list`, --repository DIR, or --all")
+    if bool(ids or repositories) == everything:
+        raise UsageError("say which: an ID of `supervise.py list`, --repository DIR, or --all alone")
     folders = {folder.resolve() for folder in repositories}
     chosen, served = [], set()
     for launch in find_launches():
