@@ -435,6 +435,7 @@ def test_the_shapes_of_a_repository_and_without_one(tmp_path):
     assert pairs(given(batch_sizes=(3,))) == [(3, 64), (3, 512)]  # given sizes replace those of the repository
     assert pairs(given(input_lengths=(7,))) == [(1, 7), (2, 7), (8, 7)]
     assert pairs(given(batch_sizes=(3, 4), input_lengths=(7, 9))) == [(3, 7), (4, 7), (3, 9), (4, 9)]
+    assert given(batch_sizes=(3,), input_lengths=(7,))[1] == "--batch-sizes and --input-lengths"
     llm_args = {"model": "m", "max_batch_size": 8, "max_num_tokens": 1024, "max_input_len": 512, "max_seq_len": 1024}
     for number, ours in enumerate([None, {}, {"engine": "tensorrt_llm", "warmup": None}]):
         folder = write_yaml(tmp_path / str(number), {**llm_args, "triton_config": ours})

@@ -258,10 +258,11 @@ def planned_shapes(options: ServerWarmOptions, model_name: str) -> tuple[list[Sh
     if options.repository is not None and not (sizes and lengths):
         pairs, source = _repository_shapes(options.repository, model_name)
     if sizes or lengths:
+        left = "" if sizes and lengths else f"; what they leave open: {source}"
         sizes = sizes or tuple(sorted({size for size, _ in pairs}))
         lengths = lengths or tuple(sorted({length for _, length in pairs}))
         pairs = [(size, length) for length, size in product(lengths, sizes)]
-        source = f"--batch-sizes and --input-lengths; what they leave open: {source}"
+        source = f"--batch-sizes and --input-lengths{left}"
     return list(dict.fromkeys(Shape(*pair) for pair in pairs)), source
 
 
