@@ -260,23 +260,26 @@ async def _all_parts(
     # It is bounded, so that a client that reads slowly makes the servers wait, as it does with one prompt.
     queue: asyncio.Queue[list[Part] | BaseException | None] = asyncio.Queue(maxsize=2 * TEXTS_AT_ONCE)
     left = list(reversed(range(len(asked.prompts))))
-    num_workers = min(TEXTS_AT_ONCE, len(left))
+    num_workers, num_ended = min(TEXTS_AT_ONCE, len(left)), 0
 
     async def work() -> None:
         """Ask for prompts that are left. One for which no server has room is left to the other workers."""
-        nonlocal num_workers
+        nonlocal num_workers, num_ended
         try:
             while left:
-                index = left.pop()
+                index, num_before = left.pop(), num_ended
                 try:
                     async with aclosing(one(index, f"-{index}")) as parts:
                         async for some in parts:
                             await queue.put(some)
+                    num_ended += 1
                 except UpstreamError as error:
-                    if error.code != "E_OVERLOADED" or num_workers == 1:
+                    # The room that it did not find may have been another's of these.
+                    if error.code != "E_OVERLOADED" or (num_workers == 1 and num_ended == num_before):
                         raise
                     left.append(index)
-                    break
+                    if num_workers > 1:
+                        break
             num_workers -= 1
             if not num_workers:
                 await queue.put(None)
