@@ -327,6 +327,18 @@ async def test_servers_that_all_went_may_come_back_with_another_model(servers, m
         assert "deepseek-v3" in fleet.model_info
 
 
+@pytest.mark.parametrize("begins", [True, False], ids=["start", "all back"])
+async def test_most_servers_decide_and_a_silent_one_is_not_waited_for(servers, monkeypatch, begins):
+    monkeypatch.setattr(fleet_module, "MODEL_KEPT_S", 0.01)
+    servers[A].told, servers[C].silent = {"name": "deepseek-v3"}, True
+    for server in servers.values():
+        server.ready = begins
+    async with fleet_of(servers, [*URLS, D := "http://server-3:8000"]) as fleet:
+        for server in servers.values():
+            server.ready = True
+        await until(lambda: states(fleet) == {A: "left out", B: "up", C: "down", D: "up"})
+
+
 async def test_a_server_with_another_model_does_not_take_over_in_a_bad_moment(servers):
     async with fleet_of(servers, [A, B]) as fleet:
         servers[B].ready = False
@@ -349,7 +361,7 @@ async def test_workers_have_the_model_of_the_one_that_was_first(servers, tmp_pat
     async with fleet_of(servers, [A, B], last_up=SharedTable(tmp_path, "m")) as fleet:
         await until(lambda: states(fleet) == {A: "left out", B: "up"})
         # The others have gone on with A, while this worker did not run.
-        (tmp_path / "m").write_text(json.dumps({A: [time.monotonic(), "another"]}))
+        (tmp_path / "m").write_text(json.dumps({A: [time.monotonic(), fleet.members[A].identity]}))
         await until(lambda: states(fleet) == {A: "up", B: "left out"})
 
 

@@ -5,9 +5,11 @@ import logging
 import random
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from hashlib import blake2b
+from typing import Any
 from urllib.parse import urlsplit
 
 from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer
@@ -23,7 +25,7 @@ from deepseek_triton_tools.gateway.settings import (
 )
 from deepseek_triton_tools.gateway.shared_generation import Role, generate_shared, is_shareable
 from deepseek_triton_tools.gateway.triton_call import Call, Load, Part, UpstreamError, estimated_load
-from deepseek_triton_tools.gateway.triton_server import TritonServer
+from deepseek_triton_tools.gateway.triton_server import TritonServer, within
 
 MOST_SERVERS = 3
 """How many servers are asked for one request, each once."""
@@ -40,6 +42,8 @@ FREE_SEQUENCES = 4
 """A server with fewer sequences counts as idle: it is no slower for one more, so the KV cache decides."""
 _START_S = 5.0
 """For the first check of all servers, before the gateway takes requests."""
+_VOTE_S = 3.0
+"""For all servers to tell their models where none is kept: less than a start takes at most."""
 _LAST_RELEASES_S = 5.0
 """For KV caches that nobody wants to be fetched, when the gateway is stopped."""
 _OVERLOADED_S = 1.0
@@ -85,6 +89,8 @@ class Fleet:
         self._leaving: list[FleetMember] = []
         self._last_up = last_up or SharedTable()
         self._model_info = ""
+        self._voters: list[FleetMember] = []
+        self._vote: asyncio.Task[None] | None = None
         self._watches: dict[FleetMember, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
@@ -95,11 +101,8 @@ class Fleet:
         for index, source in enumerate(self._sources):
             if source.period_s is not None:
                 _keep(self._tasks, self._read_again(index, source.period_s))
-        checks = [asyncio.ensure_future(member.checked.wait()) for member in self.members.values()]
-        if checks:
-            _, late = await asyncio.wait(checks, timeout=_START_S)
-            for check in late:
-                check.cancel()
+        with suppress(TimeoutError):
+            await within(_START_S, asyncio.gather(*(member.checked.wait() for member in self.members.values())))
 
     async def close(self) -> None:
         """End the checks, and close the connections of all servers. The caller has let the requests end.
@@ -304,36 +307,65 @@ class Fleet:
         self._leaving.remove(member)
         await member.close()
 
-    def _accept(self, member: FleetMember) -> str:
+    async def _accept(self, member: FleetMember) -> str:
         """Why a server with its model may not take part; "" if it may, which is noted. The model is that of the others
-        that are up, as any worker knows. When none has been for some time, the first to come decides."""
-        now = time.monotonic()  # the same in all workers
+        that are up, as any worker knows. When none has been for some time, most servers decide."""
+        with self._last_up.changing() as last_up:
+            if last_up.get(member.url, ("", ""))[1] != member.identity:
+                last_up.pop(member.url, None)
+            is_open = member.state != "up" and not self._kept(last_up)
+        if is_open:
+            if self._vote is None or self._vote.done():
+                self._voters = []
+                for other in self.members.values():
+                    other.check_now()
+                self._vote = _keep(self._tasks, self._decide())
+            self._voters.append(member)
+            member.told.set()
+            await asyncio.shield(self._vote)
         with self._last_up.changing() as last_up:
             last_up.pop(member.url, None)
-            for url in [url for url, (at, _) in last_up.items() if at < now - _FORGOTTEN_S]:
-                del last_up[url]
-            kept = {
-                identity
-                for url, (at, identity) in last_up.items()
-                if (other := self.members.get(url)) and max(at, other.up_until) > now - MODEL_KEPT_S
-            }
-            if kept and member.identity not in kept:
-                return f"It has {member.identity}, and the other servers have {' and '.join(kept)}"
-            last_up[member.url] = now, member.identity
-        if not kept:
-            self._model_info = member.model_info
+            if (kept := self._kept(last_up)) and member.identity not in kept:
+                return f"It has {member.identity}, and this fleet has {' and '.join(kept)}"
+            last_up[member.url] = time.monotonic(), member.identity
         least = min((other.max_seq_len for other in self.up(member.role)), default=member.max_seq_len)
         if member.max_seq_len != least and member.state != "up":
             text = "%s has max_seq_len %d, and others of its model %d, so what is between both fails at some of them"
             _log.warning(text, member.url, member.max_seq_len, least)
         return ""
 
+    async def _decide(self) -> None:
+        """Keep the model of most servers, once each has told its own or failed to; of equals, that of the first."""
+        with suppress(TimeoutError):
+            await within(_VOTE_S, asyncio.gather(*(member.told.wait() for member in self.members.values())))
+        voters = [member for member in self.members.values() if member in self._voters]  # as they are listed
+        counts = Counter(member.identity for member in voters)
+        with self._last_up.changing() as last_up:
+            if not counts or self._kept(last_up):  # another worker was faster
+                return
+            [(model, _)] = counts.most_common(1)
+            last_up.update({member.url: (time.monotonic(), model) for member in voters if member.identity == model})
+        if len(counts) > 1:
+            _log.warning("servers have different models, and most decide, of equals the first: %s", dict(counts))
 
-def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]) -> None:
+    def _kept(self, last_up: dict[str, Any]) -> set[str]:
+        """The models of the servers that are up, or were lately."""
+        now = time.monotonic()  # the same in all workers
+        for url in [url for url, (at, _) in last_up.items() if at < now - _FORGOTTEN_S]:
+            del last_up[url]
+        return {
+            identity
+            for url, (at, identity) in last_up.items()
+            if (other := self.members.get(url)) and max(at, other.up_until) > now - MODEL_KEPT_S
+        }
+
+
+def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]) -> asyncio.Task[None]:
     """Begin the work, as one of `tasks` until it ends."""
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+    return task
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

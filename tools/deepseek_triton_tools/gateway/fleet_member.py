@@ -8,7 +8,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -91,7 +91,7 @@ class FleetMember:
         *,
         server: TritonServer,
         metrics: TritonServer | None,
-        accept: Callable[[FleetMember], str],
+        accept: Callable[[FleetMember], Awaitable[str]],
         role: Role = "generation",
         is_shared: bool = False,
     ) -> None:
@@ -139,6 +139,8 @@ class FleetMember:
         self.idle.set()
         self.checked = asyncio.Event()
         """Set when the first check has ended."""
+        self.told = asyncio.Event()
+        """Set when it has told its model since `check_now`, or a check has ended."""
 
     # Work.
 
@@ -188,8 +190,7 @@ class FleetMember:
         if error.code == "E_OVERLOADED":
             self._avoided_until = time.monotonic() + (error.retry_after_s or _AVOIDED_S)
         elif begun and error.unprocessed and not error.code:  # a lost connection may be that connection's own fault
-            self._check_at = 0.0
-            self._wake.set()
+            self.check_now()
         elif self.state == "up" and (error.code == "E_UNAVAILABLE" or (error.unprocessed and not error.code)):
             self._down(str(error))
 
@@ -201,6 +202,11 @@ class FleetMember:
         self.metrics_at, self._metrics_failed, self._no_metrics, self._others = 0.0, False, "", Load()
         if former is not None:
             await former.close()
+
+    def check_now(self) -> None:
+        self.told.clear()
+        self._check_at = 0.0
+        self._wake.set()
 
     async def watch(self) -> None:
         """Check it again and again, until cancelled."""
@@ -217,6 +223,7 @@ class FleetMember:
                 except Exception:  # a server that nobody checks would keep its last state for ever
                     _log.exception("the check of %s failed", self.url)
                     self._down("its check failed; the gateway's log says how")
+                self.told.set()
                 self.checked.set()
 
     async def _check(self) -> None:
@@ -337,7 +344,7 @@ class FleetMember:
 
     async def _read_model(self) -> str:
         """See which model it has, unless that is known and fits. Returns why it can't be told, or ""."""
-        if self.leaving or (self.state == "up" and not self._accept(self)):
+        if self.leaving or (self.state == "up" and not await self._accept(self)):
             return ""
         before = self._failures
         try:
@@ -360,7 +367,7 @@ class FleetMember:
                 return problem
         if self._failures == before:  # last, because the other workers then know that it is up
             self._is_stuck = False
-            reason = reason or self._accept(self)
+            reason = reason or await self._accept(self)
             self._enter("left out" if reason else "up", reason)
         return ""
 

@@ -21,7 +21,7 @@ Role: TypeAlias = Literal["context", "generation"]
 """The part of a request that a server does. Without context servers, generation servers do all of it."""
 Generate: TypeAlias = Callable[[Call, Role], AsyncGenerator[list[Part], None]]
 """The answer of one server with the role; another is asked where one fails before its first response."""
-InBackground: TypeAlias = Callable[[Coroutine[object, object, None]], None]
+InBackground: TypeAlias = Callable[[Coroutine[object, object, None]], object]
 """Begins work that ends by itself, whatever becomes of the request."""
 _CONTEXT_LOST = "E_CONTEXT_LOST"
 _RELEASE_S = 60.0

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Mapping
 from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -227,7 +227,7 @@ def request_head(method: str, url: str, path: str, headers: Iterable[tuple[str, 
     return "\r\n".join(lines).encode() + b"\r\n"
 
 
-async def within(seconds: float, work: Coroutine[object, object, _T]) -> _T:
+async def within(seconds: float, work: Awaitable[_T]) -> _T:
     """The result of `work`. Raises TimeoutError. Before Python 3.12, asyncio.wait_for can lose a cancellation."""
     task = asyncio.ensure_future(work)
     try:
