@@ -29,7 +29,8 @@ STRICT, PORTS = ("set -e", "set -eu"), ("# ports", "# all ports")
 NO_CONFLICTS = [  # one side, the other, and both
     (changed(STRICT), changed(("exit", "exit 0")), changed(STRICT, ("exit", "exit 0"))),
     (changed(("8000", "9000")), changed(("8000", "9000")), changed(("8000", "9000"))),  # the same is one
-    (changed(("port=8000", "port=1")), changed(PORTS), changed(("port=8000", "port=1"))),  # an old comment may stay
+    (changed(("port=8000", "port=1")), changed(PORTS), changed(("port=8000", "port=1"), PORTS)),
+    (changed(("# ports", "a=1\n# ports\nb=2")), changed(PORTS), changed(("# ports", "a=1\n# all ports\nb=2"))),
     (
         changed(PORTS),
         changed(("port=8000", "port=1")),

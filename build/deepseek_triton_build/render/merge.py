@@ -104,8 +104,14 @@ def merge_by_lines(base: str, yours: str, now: str, keep: Keep) -> Merged:
         was, mine, theirs = old[of_old:at], own[of_own : in_own.get(at)], new[of_new : in_new.get(at)]
         if mine in (was, theirs):
             merged += theirs
-        elif theirs == was or _code(theirs) == _code(was):
+        elif theirs == was:
             merged += mine
+        elif _code(theirs) == _code(was):
+            comments = [line for line in theirs if is_comment(line)]
+            first = next((number for number, line in enumerate(mine) if line in was and is_comment(line)), 0)
+            rest = [line for line in mine[first:] if not (is_comment(line) and (line in was or line in theirs))]
+            is_one = "".join(comments) in "".join(theirs)  # several would come to each other's lines
+            merged += [*mine[:first], *comments, *rest] if is_one else mine
         elif _code(mine) == _code(was):
             merged += [*(line for line in mine if line not in was and line not in theirs), *theirs]
         else:
