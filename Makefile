@@ -1,7 +1,10 @@
 # `make demo` and `make test` work in a clean clone: the virtual environment is made on first use.
 # There is no build target and `clean` leaves build/ alone: that folder is the generator's source.
 
-PYTHON ?= python3
+ifeq ($(origin PYTHON),undefined)
+# That of .venv, which was made with the one that somebody named.
+PYTHON := $(shell .venv/bin/python -c 'print(".venv/bin/python")' 2> /dev/null || echo python3)
+endif
 # More than the cores that it takes, because tests wait.
 WORKERS ?= 6
 VENV := .venv
