@@ -320,6 +320,13 @@ def test_a_prefix_is_continued(make):
     assert prompt(make(LIKE_V31), messages).endswith(f"{given_back('F')[0]}It")
 
 
+def test_the_system_alone_gets_the_beginning_of_an_answer(make):
+    for renderer in (make(LIKE_V31), make(None, is_v32=True), make(LIKE_R1)):
+        for thinking in ({}, {"thinking": True}):
+            answered = prompt(renderer, CHAT, **thinking).replace("<｜User｜>Hi", "")
+            assert prompt(renderer, CHAT[:1], **thinking) == answered
+
+
 def test_templates_get_arguments_as_objects_and_the_last_reasoning(make):
     source = (
         "{{ tools | map(attribute='function') | map(attribute='name') | join if tools }}"

@@ -109,18 +109,10 @@ def test_each_sink_gets_its_steps_in_order():
     assert list(group_by_sink([])) == []
 
 
-def expanded(*prompts, needs_question=False, **sampling):
+def expanded(*prompts, **sampling):
     parsed = ParsedRequest(prompts=prompts, sampling=SamplingParams(**sampling), max_tokens=5)
-    engine, facts = ScriptedEngine(), ChatFacts(form=None, needs_question=needs_question)
-    return expand(parsed, engine, ChatRenderer(engine, facts, eos_token=""), count(1))
-
-
-def test_the_system_alone_is_answered_where_the_form_opens_an_answer():
-    system = {"role": "system", "content": "Be brief."}
-    for messages in ([system], [system, {"role": "assistant", "content": "It", "prefix": True}]):
-        assert expanded(Prompt(messages=messages))
-        with pytest.raises(RequestError, match=r"^messages: "):
-            expanded(Prompt(messages=messages), needs_question=True)
+    engine = ScriptedEngine()
+    return expand(parsed, engine, ChatRenderer(engine, ChatFacts(form=None), eos_token=""), count(1))
 
 
 def test_each_answer_is_a_request_and_those_to_one_prompt_share_its_token_ids():

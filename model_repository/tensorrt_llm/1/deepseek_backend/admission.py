@@ -44,11 +44,6 @@ def expand(
     requests: list[GenerateRequest] = []
     echoed = 0
     for prompt in parsed.prompts:
-        roles = {message["role"] for message in prompt.messages or ()}
-        if roles and roles.isdisjoint(("user", "tool")) and chat.facts.needs_question:
-            raise RequestError(
-                "messages: expected one of the user, because this model's form answers none of the system"
-            )
         text, begun, continues_reasoning = rendered(prompt, parsed, chat)
         token_ids = prompt.token_ids
         if parsed.handover is not None:

@@ -177,7 +177,7 @@ class ChatFacts:
     has_switch: bool = False
     """The argument `thinking` makes a difference."""
     needs_question: bool = False
-    """No answer begins behind messages of the system alone."""
+    """No answer begins behind messages of the system alone; it is given the beginning that one to the user has."""
 
 
 def find_chat_facts(
@@ -263,6 +263,8 @@ class ChatRenderer:
                 code=ErrorCode.UNSUPPORTED,
             )
         prompt = self._prompt(messages, template_kwargs, tool_use.tools)
+        if self.facts.needs_question and {message["role"] for message in messages} == {"system"}:
+            prompt += self._prompt([_USER], template_kwargs, ()).rpartition(_USER["content"])[2]
         if not tool_use.required or form is None:
             return Rendered(prompt)
         if not form.begins:
