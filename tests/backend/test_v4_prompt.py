@@ -56,7 +56,6 @@ def test_prompts_are_those_of_deepseek(subtests):
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 REFUSED = [
-    ({"tool_use": ToolUse(tools=[TOOL], required=True)}, "tool_choice: "),
     (
         {"tool_use": ToolUse(tools=[TOOL]), "more": [{"role": "assistant", "content": "", "prefix": True}]},
         "messages[1].pr",
@@ -97,6 +96,8 @@ def test_a_begun_reasoning_goes_on_and_a_required_call_is_begun():
     sampling = SamplingParams(guided_regex="a+")
     guided = with_answer_format(sampling, NO_TOOLS, None, prompt="", begun="", refused="", continues_reasoning=True)
     assert "</think>" in str(guided.guided_structural_tag)
-    call = rendered(V41, [USER], ToolUse(tools=[TOOL], required=True), thinking=False)
-    assert call.begun == "\n\n<｜DSML｜ calls>\n"
-    assert call.prompt.endswith("</think>" + call.begun)
+    for asked in ({}, {"thinking": True, "reasoning_effort": "max"}, {"thinking": False}):
+        call = rendered(V41, [USER], ToolUse(tools=[TOOL], required=True), **asked)
+        assert call.begun == "\n\n<｜DSML｜ calls>\n"
+        assert call.prompt.endswith(f"<｜Assistant｜></think>{call.begun}")
+        assert "Effort" not in call.prompt

@@ -160,14 +160,13 @@ def render_v4(
 
     :param messages: the reasoning of earlier turns is in them. A last message with `prefix` is left open.
     :param template_kwargs: `thinking`, which wins over `reasoning_effort` "none". Without either the model thinks.
+        Beside a required call it never does, as the prompt begins the call behind the reasoning.
     :param reply_format: JSON_OBJECT, a JSON schema, or "" for text.
-    :raises RequestError: for other arguments, for calls that must come while the model thinks, and for a continuation
-        or missing results beside tools.
+    :raises RequestError: for other arguments, and for a continuation or missing results beside tools.
     """
     thinks, effort = _thinking(form, template_kwargs)
+    thinks = thinks and not tool_use.required
     tools = [tool for tool in tool_use.tools if tool_use.name in ("", tool["function"]["name"])]
-    if tool_use.required and thinks:
-        raise RequestError('tool_choice: expected auto or none while the model thinks; send "thinking": false with it')
     prefix = messages[-1] if messages and messages[-1].get("prefix") else None
     if prefix is not None and tools:
         raise RequestError(f"messages[{len(messages) - 1}].prefix: expected no tools beside it")
