@@ -301,11 +301,11 @@ def test_stop_and_list_are_the_supervisors(monkeypatch, tmp_path):
         assert (python, Path(supervisor).name, words) == (sys.executable, "supervise.py", expected.split())
 
 
-def test_list_asks_the_containers_too(monkeypatch, tmp_path, capsys):
+def test_list_asks_the_containers_too_and_stop_names_them(monkeypatch, tmp_path, capsys):
     (tmp_path / "docker").write_text("""#!/bin/sh
 case "$1 $*" in
-  ps*) printf 'server\\t/r1/supervise.py\\n' ;;
-  *"server python3 /r1/supervise.py list --json") echo '[{"id": "1a2b3c4d", "state": "loading"}]' ;;
+  ps*) printf 'server\\t/r1/tensorrt_llm/1/supervise.py\\nwithout\\t\\n' ;;
+  *"server python3 /r1/tensorrt_llm/1/supervise.py list --json") echo '[{"id": "1a2b3c4d", "state": "loading"}]' ;;
   *) echo '1a2b3c4d  loading' ;;
 esac
 """)
@@ -316,6 +316,7 @@ esac
     assert row == {"id": "1a2b3c4d", "state": "loading", "container": "server"}
     assert main(["launch", "list"]) == 0
     assert "1a2b3c4d  loading  server\n" in capsys.readouterr().out
+    assert "docker stop server" in refusal("stop", "/r1", "1a2b3c4d", code=1)
 
 
 def test_a_checkpoint_inside_the_repository(launchable):

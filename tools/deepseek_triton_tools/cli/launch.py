@@ -441,28 +441,38 @@ def _stop(args: argparse.Namespace) -> NoReturn:
     # A folder may be gone.
     folders = [name for name in args.targets if os.path.isdir(name) or not re.fullmatch("[0-9a-f]{8}", name)]
     ids = [target for target in args.targets if target not in folders]
+    # A repository is mounted at its path here.
+    homes = {name: Path(path).parent.parent.parent.resolve() for name, path in _containers().items()} if folders else {}
+    held = [f"{each}: docker stop {name}" for each in folders for name in homes if homes[name] == Path(each).resolve()]
+    if held:
+        raise ToolError(f"docker ends what runs in a container, and nothing was stopped: {'; '.join(held)}")
     options = [f"--{name}" for name in ("all", "now") if getattr(args, name)]
     named = [word for folder in folders for word in ("--repository", str(Path(folder).absolute()))]
     _supervise("stop", *named, *ids, *options)
 
 
-def _list(args: argparse.Namespace) -> int:
-    """Print what runs here, and what each container's own supervisor knows."""
+def _containers() -> dict[str, str]:
+    """Return the names of the containers that run here, each with its supervisor's path; without Triton it has none."""
     from deepseek_triton_tools.launching.containers import LABEL
 
-    command = ["list", *(["--json"] if args.json else [])]
     ps = ["docker", "ps", "--filter", f"label={LABEL}", "--format", f'{{{{.Names}}}}\t{{{{.Label "{LABEL}"}}}}']
-    has_docker, answer = shutil.which("docker") is not None, None
+    answer = ""
     try:
-        answer = subprocess.run(ps, capture_output=True, encoding="utf-8", timeout=_DOCKER_S) if has_docker else None
+        if shutil.which("docker") is not None:
+            answer = subprocess.run(ps, capture_output=True, encoding="utf-8", timeout=_DOCKER_S).stdout
     except subprocess.TimeoutExpired:
         complain(f"note: docker does not answer within {_DOCKER_S} s: its containers are left out")
-    if answer is None or not answer.stdout:
+    return dict(line.split("\t", 1) for line in answer.splitlines() if line.partition("\t")[2])
+
+
+def _list(args: argparse.Namespace) -> int:
+    """Print what runs here, and what each container's own supervisor knows."""
+    command = ["list", *(["--json"] if args.json else [])]
+    if not (containers := _containers()):
         _supervise(*command)
     asked, rows = {"": _supervisor(*command)}, list[Any]()
-    for name, _, supervisor in (line.partition("\t") for line in answer.stdout.splitlines()):
-        if supervisor:  # none in a container without Triton
-            asked[name] = ["docker", "exec", name, "python3", supervisor, *command]
+    for name, supervisor in containers.items():
+        asked[name] = ["docker", "exec", name, "python3", supervisor, *command]
     for name, question in asked.items():
         said = subprocess.run(question, stdout=subprocess.PIPE, encoding="utf-8").stdout
         if args.json:

@@ -270,7 +270,7 @@ def stop(
         if name not in [launch.id for launch in chosen]:
             say(f"{name}: nothing runs here; a container is ended by docker stop")
     for folder in idle:
-        say(f"nothing runs from {folder}")
+        say(f"nothing runs here from {folder}; a container is ended by docker stop")
     if everything and not chosen:
         say("nothing runs")
     for launch in chosen:
