@@ -11,7 +11,7 @@ import pytest
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM
 from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.launch_settings import StopTimes
-from support.check_faults import write_weights
+from support.check_faults import SHARDS, write_weights
 from support.commands import run_command
 from support.recording import become_by, recording
 from support.servers import build
@@ -275,11 +275,16 @@ def test_a_small_shm_and_a_misspelled_variable_are_noted(launchable):
 def test_a_checkpoint_that_is_not_here_is_printed_but_not_run(launchable, tmp_path, monkeypatch):
     recorded = recording(tmp_path / "bin", "docker")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    refused = run_command("launch", "docker", str(launchable / "one"))
-    assert (refused.returncode, "the checkpoint /models/R1 is not on" in refused.stderr) == (1, True)
-    assert recorded.calls == []
-    shown = dry_run("docker", launchable / "one")
-    assert (shown.returncode, shown.stderr[:21], "exec" in shown.stdout) == (0, "note: the checkpoint ", True)
+    write_weights(tmp_path / "R1")
+    half = build(tmp_path / "half", "deepseek-r1", "--gpu", "h200", "--model", str(tmp_path / "R1"))
+    (tmp_path / "R1" / list(SHARDS)[1]).unlink()
+    cases = (launchable / "one", "the checkpoint /models/R1 is not on"), (half, f"deepseek-triton check {half}")
+    for folder, expected in cases:
+        refused = run_command("launch", "docker", str(folder))
+        assert (refused.returncode, expected in refused.stderr) == (1, True)
+        assert recorded.calls == []
+        shown = dry_run("docker", folder)
+        assert (shown.returncode, shown.stderr[:6], "exec" in shown.stdout) == (0, "note: ", True)
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, read_facts
-    from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, NO_MODEL_HERE
+    from deepseek_triton_build.check.codes import CHECKS, INCOMPLETE, MISSING_SHARD, NO_MODEL_HERE
     from deepseek_triton_build.check.deepseek_v4 import draft_kind, is_v4
     from deepseek_triton_build.check.documents import read_bytes, read_yaml
     from deepseek_triton_build.check.finding import CheckedModel, Report, find_code, rules_page
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # a header needs no rules, which take most of the time.
 _HOMES = {
     "check.checkpoint_files": ("CheckpointFacts", "read_facts"),
-    "check.codes": ("CHECKS", "MISSING_SHARD", "NO_MODEL_HERE"),
+    "check.codes": ("CHECKS", "INCOMPLETE", "MISSING_SHARD", "NO_MODEL_HERE"),
     "check.deepseek_v4": ("draft_kind", "is_v4"),
     "check.documents": ("read_bytes", "read_yaml"),
     "check.finding": ("CheckedModel", "Report", "find_code", "rules_page"),

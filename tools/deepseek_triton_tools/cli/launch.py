@@ -312,6 +312,7 @@ def _start(args: argparse.Namespace) -> int:
     """
     from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS, PAIR_FORMS, PRINTED_FORMS
     from deepseek_triton_tools.launching.launch_settings import LaunchedPair, is_pair, pair_of
+    from deepseek_triton_tools.repository.checkpoint_files import first_faults
     from deepseek_triton_tools.repository.launch_facts import LaunchFacts, facts_of
 
     launched: LaunchFacts | LaunchedPair
@@ -326,20 +327,21 @@ def _start(args: argparse.Namespace) -> int:
         options = _options(args, launched.ranks_per_node)
         if options.context_servers or options.generation_servers:
             _refuse([f"--context-servers and --generation-servers are for a pair, and {args.folder} is one repository"])
-    ports = (options.http_port, options.grpc_port, options.metrics_port)
-    numbers = ", ".join(map(str, ports))
-    has_triton = isinstance(launched, LaunchedPair) or launched.has_triton
-    is_shared = has_triton and len(set(ports)) < len(ports)
-    same = [f"HTTP, gRPC and metrics need a port each, got {numbers}"] if is_shared else []
+    facts = launched.context.facts if isinstance(launched, LaunchedPair) else launched
+    ports = [str(port) for port in (options.http_port, options.grpc_port, options.metrics_port)]
+    is_shared = facts.has_triton and len(set(ports)) < len(ports)
+    same = [f"HTTP, gRPC and metrics need a port each, got {', '.join(ports)}"] if is_shared else []
     _refuse([*same, *form.refusals(launched, options)])
     unmet, runs = list(form.unmet_requirements(launched, options)), args.submit and not args.dry_run
     if runs and form.program and shutil.which(form.program) is None:
         unmet = [f"{form.program} is not on PATH: run it where it is, or see with --dry-run what would run"]
+    faults = first_faults(facts.serving.folders if facts.serving else ())
+    incomplete = [f"{fault}; see deepseek-triton check {shlex.quote(args.folder)}" for fault in faults]
     if runs:
-        _refuse(unmet, InstallationError)
+        _refuse(unmet if form.command else [*unmet, *incomplete], InstallationError)  # a job may run where it is whole
     text = form.render(launched, options)
     _check_encoding(text)
-    for line in (*_left_out(args), *form.warnings(launched, options), *unmet):
+    for line in (*_left_out(args), *form.warnings(launched, options), *unmet, *incomplete):
         complain(f"note: {line}")
     if (output := getattr(args, "output", None)) and not args.dry_run:
         from deepseek_triton_tools.launching.kubernetes_yaml import write_documents

@@ -5,12 +5,12 @@ which they are, where they lie, and whether they are whole.
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check import INDEX, MISSING_SHARD, Finding, check_weights, files_read, read_yaml
+from deepseek_triton_build.check import INCOMPLETE, INDEX, MISSING_SHARD, Finding, check_weights, files_read, read_yaml
 from deepseek_triton_build.text import safe_name, short_repr
 from deepseek_triton_tools.repository.hub_cache import HubName, find_snapshot, parse_hub_name, unfinished_downloads
 from deepseek_triton_tools.tool_errors import CheckpointError
@@ -277,6 +277,14 @@ def find_damage(checkpoint: CheckpointFiles, on_file: Callable[[Path], None] = l
             fix = f"finish the download: {checkpoint.download}" if checkpoint.download else finding.fix
             finding = replace(finding, message=finding.message + _unfinished(folder), fix=fix)
         yield finding
+
+
+def first_faults(folders: Iterable[str]) -> Iterator[str]:
+    """Yield why no engine could load the checkpoints in `folders`; one that is not on this machine is passed over, and
+    so are files that this user can't read: a container may."""
+    for folder in filter(os.path.isdir, folders):
+        for one in [one for one in check_weights(Path(folder), folder) if one.code in INCOMPLETE][:1]:
+            yield f"{safe_name(one.file)}: {one.message}; {one.fix}"
 
 
 def _unfinished(folder: Path) -> str:
