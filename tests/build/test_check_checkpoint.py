@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_build import UnusableCheckpointError
+from deepseek_triton_build import PlanRequest, UnusableCheckpointError, make_plan, repository_files, write_repository
 from deepseek_triton_build.check import INDEX, CheckOptions, check_repository, check_weights
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
 from support.checked import MODEL_YAML, OPTIONS, check_alone, edited, only, safetensors, serious, write
@@ -237,6 +237,13 @@ def test_a_relative_path_counts_from_model_yaml(tmp_path):
     report = check_repository(tmp_path, OPTIONS)
 
     assert only(report, "W010").file == f"tensorrt_llm/1/weights/{SECOND}"
+
+
+def test_a_file_of_a_generated_checkpoint_is_told_once(tmp_path):
+    plan = make_plan(PlanRequest(variant="tiny", engine="vllm", gpu="h200"))
+    write_repository(repository_files(plan, version="0"), tmp_path / "r")
+    (tmp_path / "r/tensorrt_llm/1/tiny/model.safetensors").unlink()
+    assert [finding.code for finding in serious(check_repository(tmp_path / "r"))] == ["S008"]
 
 
 def test_model_root_may_be_any_folder_above_the_checkpoint(tmp_path):

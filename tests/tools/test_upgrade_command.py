@@ -155,7 +155,7 @@ def test_a_new_error_of_check_stops_the_upgrade(folder, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_upgraded_to_what_it_is(name, tmp_path, capsys):
-    engine = ["--engine", "vllm"] if name == "vllm-serve" else []
+    engine = ["--engine", "vllm"] if name in ("triton", "vllm-serve") else []
     assert main([*R1, *engine, "--format", name, "--output", str(tmp_path / "out")]) == 0
     before = contents(tmp_path / "out")
     capsys.readouterr()
@@ -163,6 +163,8 @@ def test_every_format_is_upgraded_to_what_it_is(name, tmp_path, capsys):
 
     assert contents(tmp_path / "out") == before
     other = ["--vllm", "0.33.0"] if engine else ["--trtllm", "1.2.0"]
+    assert main(["upgrade", str(tmp_path / "out"), *other]) == 0
+    assert ("pip install vllm==0.33.0" in capsys.readouterr().out) == (name == "triton")  # the others have an image
     document = upgraded(capsys, tmp_path / "out", *other, "--apply")
     assert document["status"] == "applied"
     assert document["to"]["vllm" if engine else "release"] == other[1]
@@ -170,7 +172,7 @@ def test_every_format_is_upgraded_to_what_it_is(name, tmp_path, capsys):
 
 PAIR = ["build", "deepseek-v3", "--gpu", "h200", "--profile", "disagg", "--format", "trtllm-serve"]
 EDITED = [
-    (["build", "tiny"], ["start.sh"]),
+    (["build", "tiny", "--engine", "vllm", "--gpu", "h200"], ["start.sh", "tensorrt_llm/1/tiny/model.safetensors"]),
     ([*R1, "--image", "26.02"], ["start.sh"]),
     (PAIR, ["context/serve.sh", "generation/serve.sh", "orchestrator.sh"]),
     ([*R1, "--set", "stream_interval=4", "--no-decoupled"], ["start.sh"]),
@@ -192,6 +194,8 @@ def test_edits_stay_where_nothing_else_changes(tmp_path, capsys, subtests):
 
             assert document["status"] == "nothing"
             assert sorted(row["path"] for row in document["files"] if row["fate"] == "kept") == texts
+            errors = [(row["code"], row["file"]) for row in document["findings"] if row["severity"] == "error"]
+            assert errors == [("W020", name) for name in texts if name.endswith(".safetensors")]
             assert contents(out) == before
 
 

@@ -75,7 +75,11 @@ class ModelCheck:
         if folder is None:
             return None
         label = folder.resolve().as_posix().removeprefix(f"{self.root.resolve().as_posix()}/")
-        return self.keep(check_checkpoint(folder, label, tokenizer, for_vllm=for_vllm))
+        facts, findings = check_checkpoint(folder, label, tokenizer, for_vllm=for_vllm)
+        # Files of a generated one are told already, with the way to write them again: it is not downloaded.
+        told = [f"{one.file}/" for one in self.findings if one.severity == "error"]
+        self.findings += [one for one in findings if not any(each.startswith(f"{one.file}/") for each in told)]
+        return facts
 
     def identify(self, model: str, facts: CheckpointFacts | None, file: str, line: int | None) -> None:
         """Find out what the model is, which `file` names in its `line`."""

@@ -30,6 +30,7 @@ from deepseek_triton_build.check import MANIFEST, Finding, check_repository, is_
 from deepseek_triton_build.text import first_names, is_comment, parse_yaml, yaml_flow
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.plans.check_view import show_finding
+from deepseek_triton_tools.plans.plan_view import engine_version, how_to_get
 from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
@@ -169,7 +170,7 @@ def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: b
     """
     merged = plan_upgrade(target.folder, target.files, keep=keep or "yours")
     conflicts = merged.conflicts if keep is None else []
-    findings, new_errors = _checked(target.folder, merged) if merged.changes else ([], [])
+    findings, new_errors = _checked(target.folder, merged)
     status = "waiting" if merged.changes else "nothing"
     status = "conflicts" if conflicts else "errors" if new_errors else status
     backup = None
@@ -235,7 +236,9 @@ def _show(
     print(styled(paragraph(printable(title), ""), "1"))
     for file in merged.files:
         _show_file(target, file, keep)
-    for line in _other_lines(merged):
+    plans, format = target.plans.values() if merged.changes else (), target.record.get("format") or DEFAULT_FORMAT
+    missing = [f"{engine_version(one)}: {how_to_get(one)}" for one in plans if one.gpu and not one.image_for(format)]
+    for line in (*_other_lines(merged), *dict.fromkeys(missing)):
         print(paragraph(printable(line), ""))
     for finding in findings:
         show_finding(finding)
