@@ -46,6 +46,7 @@ def test_it_says_what_it_wrote_and_how_to_run_it(tmp_path):
         assert [each for each in words if each not in printed] == []
         assert f"run it there: {shlex.quote(f'{output}/start.sh')}\n" in printed
     assert (output / "tensorrt_llm/1/release.yaml").is_file()
+    assert "me/my-r1, on Hugging Face" in built(output, *R1, "--model", "me/my-r1", "--force")
     printed = built(tmp_path / "v3", "deepseek-v3", "--gpu", "h100", "--gpus", "16")
     assert f"run it on 2 nodes: {tmp_path}/v3/start.sh on the first" in printed
     assert f"run it here: deepseek-triton serve '{tmp_path}/a tiny'\n" in built(tmp_path / "a tiny", "tiny")

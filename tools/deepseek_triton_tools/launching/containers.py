@@ -79,7 +79,7 @@ def no_image(facts: LaunchFacts) -> str:
     base = vllm_image_name(next(iter(vllm_containers())))
     return (
         f"no Triton container is known to have vLLM {facts.vllm}: build an image of two lines, FROM {base} and RUN "
-        f"pip install vllm=={facts.vllm}, and name it with --image"
+        f"PIP_BREAK_SYSTEM_PACKAGES=1 pip install vllm=={facts.vllm}, and name it with --image"
     )
 
 

@@ -26,6 +26,7 @@ from deepseek_triton_build import (
     write_repository,
 )
 from deepseek_triton_build.arithmetic import GIB
+from deepseek_triton_build.text import is_path
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.plans import plan_view
@@ -144,7 +145,8 @@ def details(plan: Plan, *, format: str = DEFAULT_FORMAT) -> list[str]:
 def _checkpoint_line(plan: Plan) -> str:
     assert plan.checkpoint is not None  # a plan for GPUs always has one
     if plan.request.model and plan.request.model != plan.checkpoint.model:
-        return f"  checkpoint: {plan.request.model}, as the container sees it"
+        seen = "as the container sees it" if is_path(plan.request.model) else "on Hugging Face, for it to download"
+        return f"  checkpoint: {plan.request.model}, {seen}"
     where = "inside the folder" if plan.carries_checkpoint else "for the container to download; --model names a folder"
     return f"  checkpoint: {plan.checkpoint.model}, {sized(plan.checkpoint.weight_bytes)} {where}"
 
