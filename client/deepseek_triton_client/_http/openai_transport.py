@@ -69,9 +69,10 @@ class OpenAITransport(HttpTransport):
         if status != 200:
             raise repeatable(status_error(status, headers, body))
         try:
-            self._names = [str(each["id"]) for each in json_object(body)["data"]]
+            rows = {str(each["id"]): each for each in json_object(body)["data"]}
         except (LookupError, TypeError) as exc:
             raise ProtocolError(f"{self._path}/models: expected OpenAI's list of models, got {body[:200]!r}") from exc
+        self._names = [*rows]
         is_named = self._asked != _TRITON_MODEL or _TRITON_MODEL in self._names
         if not (is_named or self._names):
             raise repeatable(ModelNotReady(f"{self._path}/models: no model is ready, or the key is for others"))
@@ -79,7 +80,9 @@ class OpenAITransport(HttpTransport):
         inputs = [TensorMetadata(field.tensor_name, field.datatype, (1,)) for field in _FIELDS.values()]
         inputs += [TensorMetadata(name, "BYTES", (1,)) for name in ("text_input", "messages", "input_ids")]
         outputs = [TensorMetadata(name, "BYTES", (1,)) for name in ("text_output", "sequence_index")]
-        return ModelMetadata(self._name, (), "openai", tuple(inputs), tuple(outputs))
+        row = rows.get(self._name, {})
+        version = row.get("system_fingerprint") or row.get("root")  # tells models of one name apart
+        return ModelMetadata(self._name, (str(version),) if version else (), "openai", tuple(inputs), tuple(outputs))
 
     async def server_ready(self, timeout_s: float | None) -> bool:
         with suppress(ModelNotReady):

@@ -209,8 +209,8 @@ def _metrics(results: Mapping[str, Any], task: str) -> list[MetricScore]:
 
 # Attempts for a question that the server was too full for, or not there: about a minute.
 _ROUNDS = 20
-_SERVER_FACTS = ("name", "checkpoint", "engine", "engine_version")
-"""Facts of `describe` that the answers depend on."""
+_SERVER_FACTS = ("name", "checkpoint", "engine", "engine_version", "tool_form", "versions")
+"""Facts of `describe`, or of `/v1/models`, that the answers depend on."""
 
 
 def run_evaluation(options: argparse.Namespace) -> int:
@@ -270,7 +270,8 @@ async def _describe(connect: Callable[[], AsyncClient]) -> dict[str, Any]:
         except ModelNotFound:
             raise
         except InvalidRequest:
-            return {"name": (await client.metadata()).name}
+            model = await client.metadata()
+            return {"name": model.name, "versions": list(model.versions)}
 
 
 def _task(options: argparse.Namespace) -> EvaluationTask:

@@ -173,6 +173,7 @@ async def _entry(name: str, model: ModelFront) -> dict[str, object]:
         "max_model_len": info.max_seq_len,
         "default_max_tokens": info.default_max_tokens,
         "thinking_switch": info.thinking_switch,
+        "system_fingerprint": await model.fingerprint(),
     }
 
 

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -94,6 +95,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     name: str = ""
     checkpoint: str = ""
+    engine: str = ""
+    engine_version: str = ""
     max_seq_len: int = 0
     default_max_tokens: int | None = None
     greedy_by_default: bool = True
@@ -139,9 +142,10 @@ class ModelFront:
         return self._info
 
     async def fingerprint(self) -> str:
-        """OpenAI's system_fingerprint: another one when the server's model or engine is another."""
-        await self.info()
-        return f"fp_{hashlib.sha256(self._told.encode()).hexdigest()[:10]}"
+        """OpenAI's system_fingerprint: another one when the model or engine is another, whichever server tells it."""
+        info = await self.info()
+        model = (info.name, PurePath(info.checkpoint).name, info.tool_form, info.chat_template)
+        return f"fp_{hashlib.sha256(repr((model, info.engine, info.engine_version)).encode()).hexdigest()[:10]}"
 
     async def ask(self, inputs: dict[str, object]) -> dict[str, object]:
         """The outputs of a task that generates nothing. Raises UpstreamError."""
