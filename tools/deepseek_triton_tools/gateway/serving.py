@@ -29,7 +29,6 @@ _OPEN_FILES = 2**16
 """Each client has a connection, and so has each request to a server. Some are kept for the next request."""
 Problems = Callable[[bool], Iterable[str]]
 """Why workers can't begin, or, of True, should not take the place of others that are well."""
-"""Tells why a worker could not start now, such as a file of keys that is no longer right."""
 _log = logging.getLogger(__name__)
 
 
@@ -116,6 +115,7 @@ class GatewayWorkers(Multiprocess):
     def restart_all(self) -> None:
         self._told = ""
         if self._may_begin("the workers stay, with the former files", renews=True):
+            _log.info("the workers are replaced: keys and certificates are read again, --config is not")
             super().restart_all()
 
     def _may_begin(self, instead: str, *, renews: bool = False) -> bool:
