@@ -68,6 +68,7 @@ def test_lines_that_programs_read_are_no_comments():
         merged = merge_by_lines(script, f"{line}x\nset -e\n", f"{line}\nset -eu\n", "yours")
         assert [conflict.where for conflict in merged.conflicts] == ["lines 1 to 2"]
         assert changed_lines("job.slurm", script.encode(), f"{line}x\nset -e\n".encode()) == [f"-{line}", f"+{line}x"]
+    assert changed_lines("a.yaml", b"a: 1\nb: 2\nc: 3\n", b"c: 3\na: 9\nb: 2\n") == ["-a: 1", "+a: 9"]  # c moved
 
 
 BASE = """\

@@ -89,12 +89,13 @@ def changed_lines(name: str, old: bytes, new: bytes) -> list[str]:
     each setting with its whole key. Comments don't count."""
     before, after = (_lines(name, content.decode("utf-8", errors="replace")) for content in (old, new))
     _, _, *diff = difflib.unified_diff(before, after, n=0, lineterm="") if before != after else ("", "")
-    return [line for line in diff if not line.startswith("@@")]
+    moved = {*before} & {*after} if name.endswith(_SETTINGS) else ()  # of settings, the order says nothing
+    return [line for line in diff if not line.startswith("@@") and line[1:] not in moved]
 
 
 def _lines(name: str, text: str) -> list[str]:
     """Return the lines that matter: of YAML and JSON each setting with its whole key, of scripts all but comments."""
-    if name.endswith((".yaml", ".yml", ".json")):
+    if name.endswith(_SETTINGS):
         try:
             rows = _flat(parse_yaml(text), "")
             return [f"{key}: {value}" for key, value in rows if not key.startswith(_NO_SETTINGS)]
@@ -112,6 +113,7 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 SCHEMA = "deepseek-triton/upgrade/1"
+_SETTINGS = (".yaml", ".yml", ".json")
 _EDITED = (".yaml", ".yml", ".pbtxt", ".sh", ".slurm")
 """Ends of the names of files that people edit, whose changes and edits are shown."""
 _MOST_LINES = 40
