@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 _PROGRAM = """\
-import os, resource, signal, sys
+import os, pathlib, resource, signal, sys
 from pathlib import Path, PurePosixPath
 from deepseek_triton_build import *
 
@@ -20,7 +20,8 @@ def interrupted(*args, **options):
             os.kill(os.getpid(), getattr(signal, sent))
     return done
 
-setattr(os, function, interrupted)
+for holder in (os, getattr(pathlib, "_normal_accessor", os)):  # Python 3.10's pathlib keeps os's functions there
+    setattr(holder, function, interrupted)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
 try:
     exec(code)
