@@ -204,6 +204,14 @@ def test_turns_can_be_taken_back_and_asked_again(pipe, model_server):
     ]  # fmt: skip
 
 
+def test_a_cut_answer_is_told_on_stderr(pipe, model_server):
+    for reason, text, code in (("timeout", "half", 1), ("length", "", 0)):
+        part = {"text_output": text, "reasoning_output": "hm", **END, "finish_reason": reason}
+        model_server.answer = lambda _, part=part: iter([part])
+        found, out, err = pipe("hi", "/clear", argv=["--hide-reasoning"])
+        assert (found, out, err.count("deepseek-triton chat: ")) == (code, f"{text}\n", 1)
+
+
 WRONG_COMMANDS = {
     "/hepl": "no command /hepl; did you mean /help?",
     "/retry": "there is nothing to ask again",

@@ -24,7 +24,13 @@ from deepseek_triton_tools.cli.client_options import (
     sampling_params,
 )
 from deepseek_triton_tools.cli.parsing import VerbParser, option, path
-from deepseek_triton_tools.generating.records import as_json, problem_of_messages, read_text, tokens_per_s
+from deepseek_triton_tools.generating.records import (
+    as_json,
+    complain_of_cut,
+    problem_of_messages,
+    read_text,
+    tokens_per_s,
+)
 from deepseek_triton_tools.terminal.output_streams import columns, complain, wrapped
 from deepseek_triton_tools.terminal.tables import AnswerPrinter, styled, visible
 from deepseek_triton_tools.tool_errors import ToolError, nearest
@@ -64,7 +70,7 @@ def add_options(verb: VerbParser) -> None:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    """Talk until the input ends. Return 1 when a turn failed in a pipe. Raises ToolError for wrong options."""
+    """Talk until the input ends. Return 1 if a turn failed or was cut in a pipe. Raises ToolError for wrong options."""
     conversation = Conversation(SamplingParams()) if args.load is None else Conversation.loaded(args.load)
     given = {field.name: value for field, value in sampling_params(args).given()}
     conversation.params = _checked(conversation.params.merged(given))
@@ -92,23 +98,23 @@ class Chat:
         self._client = client
         self._conversation = conversation
         self._args = args
+        self._failed = 0
 
     def talk(self, read: Callable[[str], str]) -> int:
-        """Do what the user says, until the input ends. Returns 1 when something failed."""
-        failed = 0
+        """Do what the user says, until the input ends. Returns 1 when something failed, or a pipe's answer was cut."""
         for text in turns(read):
             if text.partition(" ")[0] == "/quit":
                 break
             try:
                 self.say(text)
             except (DeepseekTritonError, ToolError) as error:
-                failed = 1
+                self._failed = 1
                 complain(f"deepseek-triton chat: {error}")
             except KeyboardInterrupt:
                 if not is_interactive():
                     raise
                 print()  # Ctrl-C came just after the answer had ended: it was not meant for the chat
-        return failed
+        return self._failed
 
     def say(self, text: str) -> None:
         """Do one turn, or one command. When it raises, the conversation is as before."""
@@ -196,6 +202,8 @@ class Chat:
         conversation.add_answer(text, after, "".join(pieces))
         if is_interactive():
             print(styled(_status(completion), "2"))
+        else:
+            self._failed |= complain_of_cut(completion, "chat")
 
 
 def _checked(params: SamplingParams) -> SamplingParams:

@@ -20,8 +20,8 @@ from deepseek_triton_tools.generating.records import (
     Request,
     as_asked,
     as_json,
+    complain_of_cut,
     completion_record,
-    cut_off_error,
     read_messages,
     read_text,
     usage_line,
@@ -94,11 +94,7 @@ def _generate(args: argparse.Namespace) -> int:
         return 0  # the reader has left
     if args.usage:
         complain(usage_line(completion))
-    if cut_off := cut_off_error(completion):
-        complain(f"deepseek-triton generate: {cut_off.message}")
-    elif completion.finish_reason == "length" and completion.reasoning and not completion.text:
-        complain("deepseek-triton generate: the answer is not complete: its reasoning reached max_tokens")
-    return 1 if cut_off else 0
+    return complain_of_cut(completion, "generate")
 
 
 def _run_batch(args: argparse.Namespace, params: SamplingParams) -> int:

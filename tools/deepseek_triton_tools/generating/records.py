@@ -122,6 +122,16 @@ def cut_off_error(completion: Completion) -> Cancelled | None:
     return Cancelled(f"the answer is not complete: {ends[0]}", code="E_CANCELLED") if ends else None
 
 
+def complain_of_cut(completion: Completion, verb: str) -> int:
+    """Say that an answer is not complete. Returns the exit code of `verb`: 1 where the server ended the answer."""
+    cut_off = cut_off_error(completion)
+    if cut_off:
+        complain(f"deepseek-triton {verb}: {cut_off.message}")
+    elif completion.finish_reason == "length" and completion.reasoning and not completion.text:
+        complain(f"deepseek-triton {verb}: the answer is not complete: its reasoning reached max_tokens")
+    return 1 if cut_off else 0
+
+
 _DETAILS = ("output_ids", "cumulative_logprob", "logprobs", "prompt_logprobs")
 """Fields of an answer that the record has only when they were asked for."""
 
