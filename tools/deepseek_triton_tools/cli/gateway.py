@@ -393,7 +393,7 @@ def _announcement(settings: GatewaySettings) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     many = f" ({settings.workers} workers)" if settings.workers > 1 else ""
     address = f"{scheme}://{host}:{settings.port}"
-    lines = [f"OpenAI's API at {address}/v1{many}"]
+    lines = [f"starting OpenAI's API at {address}/v1{many}"]
     if settings.page:
         lines += [f"  chat page  {address}/", f"  dashboard  {address}/dashboard"]
     for model in settings.models:
