@@ -42,8 +42,7 @@ FREE_SEQUENCES = 4
 """A server with fewer sequences counts as idle: it is no slower for one more, so the KV cache decides."""
 _START_S = 5.0
 """For the first check of all servers, before the gateway takes requests."""
-_VOTE_S = 3.0
-"""For all servers to tell their models where none is kept: less than a start takes at most."""
+_VOTE_S = 3.0  # for all servers to tell their models where none is kept; less than _START_S
 _LAST_RELEASES_S = 5.0
 """For KV caches that nobody wants to be fetched, when the gateway is stopped."""
 _OVERLOADED_S = 1.0
@@ -90,7 +89,7 @@ class Fleet:
         self._last_up = last_up or SharedTable()
         self._model_info = ""
         self._voters: list[FleetMember] = []
-        self._vote: asyncio.Task[None] | None = None
+        self._vote: asyncio.Task[None]
         self._watches: dict[FleetMember, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
@@ -152,12 +151,11 @@ class Fleet:
         """The answer of one server. Another is asked when one fails before its first response, except where the request
         itself is wrong. Raises UpstreamError."""
         errors: list[UpstreamError] = []
-        cost = estimated_load(call)
         while True:
             member = self._next(call, errors, role)
             call.tried.append(member.url)
             begun = False
-            with member.working(cost) as server:
+            with member.working(estimated_load(call)) as server:
                 try:
                     # Closed here, not by the garbage collector: only then the server is told to stop at once.
                     async with aclosing(server.generate(call)) as answer:
@@ -180,11 +178,10 @@ class Fleet:
     async def ask(self, call: Call) -> dict[str, object]:
         """The outputs of one server, as `generate` chooses it."""
         errors: list[UpstreamError] = []
-        cost = estimated_load(call)
         while True:
             member = self._next(call, errors, "generation")
             call.tried.append(member.url)
-            with member.working(cost) as server:
+            with member.working(estimated_load(call)) as server:
                 try:
                     return await server.ask(call)
                 except UpstreamError as error:
@@ -315,8 +312,7 @@ class Fleet:
                 last_up.pop(member.url, None)
             is_open = member.state != "up" and not self._kept(last_up)
         if is_open:
-            if self._vote is None or self._vote.done():
-                self._voters = []
+            if not self._voters:
                 for other in self.members.values():
                     other.check_now()
                 self._vote = _keep(self._tasks, self._decide())
@@ -338,8 +334,8 @@ class Fleet:
         """Keep the model of most servers, once each has told its own or failed to; of equals, that of the first."""
         with suppress(TimeoutError):
             await within(_VOTE_S, asyncio.gather(*(member.told.wait() for member in self.members.values())))
-        voters = [member for member in self.members.values() if member in self._voters]  # as they are listed
-        counts = Counter(member.identity for member in voters)
+        voters, self._voters = self._voters, []
+        counts = Counter(member.identity for member in self.members.values() if member in voters)  # as they are listed
         with self._last_up.changing() as last_up:
             if not counts or self._kept(last_up):  # another worker was faster
                 return

@@ -139,8 +139,7 @@ class FleetMember:
         self.idle.set()
         self.checked = asyncio.Event()
         """Set when the first check has ended."""
-        self.told = asyncio.Event()
-        """Set when it has told its model since `check_now`, or a check has ended."""
+        self.told = asyncio.Event()  # its model, since check_now; or its check has ended
 
     # Work.
 
