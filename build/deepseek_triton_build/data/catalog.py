@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnknownNameError
-from deepseek_triton_build.data.own_files import load_yaml
+from deepseek_triton_build.data.own_files import entry_of, load_yaml
 
 Precision = Literal["mxfp4", "fp8", "fp4", "w4a8", "w4a16"]
 PRECISIONS: Mapping[Precision, str] = {
@@ -255,17 +255,20 @@ def variants() -> dict[str, Variant]:
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    return {name: Gpu(name=name, **entry) for name, entry in load_yaml("gpus.yaml").items()}
+    return {
+        name: entry_of(f"gpus.yaml: {name}", Gpu, {"name": name, **entry})
+        for name, entry in load_yaml("gpus.yaml").items()
+    }
 
 
 @cache
 def moe_backend_rows() -> tuple[MoeBackendRow, ...]:
-    return tuple(MoeBackendRow(**row) for row in load_yaml("moe_backends.yaml"))
+    return tuple(entry_of(f"moe_backends.yaml: {row}", MoeBackendRow, row) for row in load_yaml("moe_backends.yaml"))
 
 
 @cache
 def moe_refusals() -> tuple[MoeRefusal, ...]:
-    return tuple(MoeRefusal(**row) for row in load_yaml("moe_refusals.yaml"))
+    return tuple(entry_of(f"moe_refusals.yaml: {row}", MoeRefusal, row) for row in load_yaml("moe_refusals.yaml"))
 
 
 def find_moe_backends(gpu: Gpu, precision: str, expert_parallel_size: int) -> MoeBackendRow | None:

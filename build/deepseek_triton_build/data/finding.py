@@ -76,8 +76,8 @@ class Code:
 
 def _words(code: str) -> Mapping[str, str]:
     words: Mapping[str, Mapping[str, str]] = _all_words()
-    if code not in words:
-        raise LookupError(f"{code} has no words: give it title, why and source in data/rules.yaml")
+    if not {"title", "why", "source"} <= words.get(code, {}).keys():
+        raise LookupError(f"{code} lacks words: give it title, why and source in data/rules.yaml")
     return words[code]
 
 

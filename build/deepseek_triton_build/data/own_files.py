@@ -2,12 +2,14 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 _FOLDER = Path(__file__).parent
+_Entry = TypeVar("_Entry")
 
 
 def read_data(file: str) -> str:
@@ -34,6 +36,14 @@ def load_yaml(file: str, *, until: str = "") -> Any:
         return node.value if node.tag == "tag:yaml.org,2002:str" else loader.construct_object(node)
 
     return value(loader.get_single_node())
+
+
+def entry_of(place: str, kind: Callable[..., _Entry], fields: dict[str, Any]) -> _Entry:
+    """Return an entry of such a file. Raises LookupError with its place for a key that is missing or unknown."""
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise LookupError(f"{place}: {str(error).partition(' ')[2]}") from error
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from deepseek_triton_build.data.finding import Code, Severity
-from deepseek_triton_build.data.own_files import load_yaml
+from deepseek_triton_build.data.own_files import entry_of, load_yaml
 from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
 
 _LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "vllm": "vLLM"}
@@ -35,7 +35,10 @@ class KnownIssue:
 def known_issues() -> dict[str, dict[str, KnownIssue]]:
     """Return engine -> id -> fault."""
     table: Mapping[str, Mapping[str, Mapping[str, Any]]] = load_yaml("known_issues.yaml")
-    return {engine: {name: KnownIssue(**row) for name, row in rows.items()} for engine, rows in table.items()}
+    return {
+        engine: {name: entry_of(f"known_issues.yaml: {name}", KnownIssue, {**row}) for name, row in rows.items()}
+        for engine, rows in table.items()
+    }
 
 
 def issues_of(d: Deployment | VllmDeployment) -> Iterator[tuple[Code, Violation]]:
