@@ -45,7 +45,7 @@ class OpenAITransport(HttpTransport):
         super().__init__(endpoint, settings, new_socket)
         self._path = quote(endpoint.path, safe=PATH_CHARACTERS)
         self._asked = self._name = settings.model_name
-        self._names: list[str] = []
+        self._rows: dict[str, Any] = {}
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> HttpResponseStream:
         values = {each.name: each.values for each in inputs}
@@ -69,18 +69,17 @@ class OpenAITransport(HttpTransport):
         if status != 200:
             raise repeatable(status_error(status, headers, body))
         try:
-            rows = {str(each["id"]): each for each in json_object(body)["data"]}
+            self._rows = {str(each["id"]): each for each in json_object(body)["data"]}
         except (LookupError, TypeError) as exc:
             raise ProtocolError(f"{self._path}/models: expected OpenAI's list of models, got {body[:200]!r}") from exc
-        self._names = [*rows]
-        is_named = self._asked != _TRITON_MODEL or _TRITON_MODEL in self._names
-        if not (is_named or self._names):
+        is_named = self._asked != _TRITON_MODEL or _TRITON_MODEL in self._rows
+        if not (is_named or self._rows):
             raise repeatable(ModelNotReady(f"{self._path}/models: no model is ready, or the key is for others"))
-        self._name = self._asked if is_named else self._names[0]
+        self._name = self._asked if is_named else next(iter(self._rows))
         inputs = [TensorMetadata(field.tensor_name, field.datatype, (1,)) for field in _FIELDS.values()]
         inputs += [TensorMetadata(name, "BYTES", (1,)) for name in ("text_input", "messages", "input_ids")]
         outputs = [TensorMetadata(name, "BYTES", (1,)) for name in ("text_output", "sequence_index")]
-        row = rows.get(self._name, {})
+        row = self._rows.get(self._name, {})
         version = row.get("system_fingerprint") or row.get("root")  # tells models of one name apart
         return ModelMetadata(self._name, (str(version),) if version else (), "openai", tuple(inputs), tuple(outputs))
 
@@ -92,13 +91,13 @@ class OpenAITransport(HttpTransport):
     async def model_ready(self, timeout_s: float | None) -> bool:
         """Ask by name too: a gateway's model may load or be down, a proxy may list few, and vLLM has the list only."""
         status, headers, body = await self._get(f"{self._path}/models/{quote(self._name, safe='')}", timeout_s)
-        if status not in (200, 503) and self._name not in self._names:
+        if status not in (200, 503) and self._name not in self._rows:
             missing = ModelNotFound(f"model {self._name!r} is not found")
             raise missing if status == 404 else status_error(status, headers, body)
         return status != 503
 
     async def index(self, timeout_s: float | None) -> list[dict[str, str]]:
-        return [{"name": name} for name in self._names]
+        return [{"name": name} for name in self._rows]
 
 
 def _json(name: str, text: str) -> Any:

@@ -76,6 +76,7 @@ class Fleet:
     ) -> None:
         self._sources = [*sources, *context_sources]
         self._num_generation_sources = len(sources)
+        self._is_disaggregated = bool(context_sources)
         self._local_prefill_tokens = local_prefill_tokens
         self._model = triton_model
         self._connect = connect
@@ -135,10 +136,6 @@ class Fleet:
 
     # Requests.
 
-    @property
-    def _is_disaggregated(self) -> bool:
-        return len(self._sources) > self._num_generation_sources
-
     def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
         """The answer of one server, or of two that share the request. Raises UpstreamError."""
         if not (self._is_disaggregated and is_shareable(call, self._local_prefill_tokens)):
@@ -169,7 +166,7 @@ class Fleet:
                             yield parts
                     return
                 except UpstreamError as error:
-                    self._take_failure(call, member, error, begun=begun)
+                    member.failed(call, error, begun=begun)
                     errors.append(error)
                     if begun or not error.unprocessed:
                         raise
@@ -185,15 +182,10 @@ class Fleet:
                 try:
                     return await server.ask(call)
                 except UpstreamError as error:
-                    self._take_failure(call, member, error, begun=False)
+                    member.failed(call, error, begun=False)
                     errors.append(error)
                     if not error.unprocessed:
                         raise
-
-    def _take_failure(self, call: Call, member: FleetMember, error: UpstreamError, *, begun: bool) -> None:
-        member.failed(error, begun=begun)
-        if error.died:
-            call.died.append(member.url)
 
     def _next(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> FleetMember:
         """The server to ask after those in `call.tried`, which failed with `errors`. Raises UpstreamError where there
@@ -263,21 +255,19 @@ class Fleet:
 
     def _take_lists(self) -> None:
         """Begin with servers that are new, and leave those that are no longer in the lists."""
-        addresses_by_url: dict[str, ServerAddress] = {}
-        roles: dict[str, Role] = {}
+        listed: dict[str, tuple[ServerAddress, Role]] = {}
         for number, addresses in enumerate(self._lists):
             for address in addresses:
-                addresses_by_url.setdefault(address.url, address)
-                roles.setdefault(address.url, "generation" if number < self._num_generation_sources else "context")
-        for url in self.members.keys() - addresses_by_url.keys():
+                role: Role = "generation" if number < self._num_generation_sources else "context"
+                listed.setdefault(address.url, (address, role))
+        for url in self.members.keys() - listed.keys():
             member = self.members.pop(url)
             member.leaving = True
             self._leaving.append(member)
             _keep(self._tasks, self._leave(member))
-        for url in addresses_by_url:
-            metrics_url = ""
-            if (port := addresses_by_url[url].metrics_port or self._metrics_port) is not None:
-                metrics_url = url_of("http", str(urlsplit(url).hostname), port)
+        for url, (address, role) in listed.items():
+            port = address.metrics_port or self._metrics_port
+            metrics_url = "" if port is None else url_of("http", str(urlsplit(url).hostname), port)
             known = self.members.get(url)
             if known is not None and metrics_url == (known.metrics.url if known.metrics is not None else ""):
                 continue
@@ -285,16 +275,15 @@ class Fleet:
             if known is not None:
                 _keep(self._tasks, known.read_from(metrics))
                 continue
-            member = FleetMember(
+            self.members[url] = member = FleetMember(
                 url,
                 self._model,
                 server=self._connect(url),
                 metrics=metrics,
                 accept=self._accept,
-                role=roles[url],
+                role=role,
                 is_shared=self._is_disaggregated,
             )
-            self.members[url] = member
             self._watches[member] = asyncio.create_task(member.watch())
 
     async def _leave(self, member: FleetMember) -> None:

@@ -184,8 +184,10 @@ class FleetMember:
         """The engine has generated a token that is not a context server's, or the context that was asked for."""
         self._worked_at = time.monotonic()
 
-    def failed(self, error: UpstreamError, *, begun: bool) -> None:
+    def failed(self, call: Call, error: UpstreamError, *, begun: bool) -> None:
         """A request has failed, before its first response or after it had begun."""
+        if error.died:
+            call.died.append(self.url)
         if error.code == "E_OVERLOADED":
             self._avoided_until = time.monotonic() + (error.retry_after_s or _AVOIDED_S)
         elif begun and error.unprocessed and not error.code:  # a lost connection may be that connection's own fault

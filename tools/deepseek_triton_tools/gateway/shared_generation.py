@@ -163,11 +163,9 @@ class _SharedRequest:
                         num_reasoning -= len(part.reasoning) - len(reasoning)
                         num_held += part.num_output_tokens
                         if text or reasoning or part.finish_reason:
-                            new.append(
-                                structs.replace(part, text=text, reasoning=reasoning, num_output_tokens=num_held)
-                            )
-                            num_held = 0
-                        self._has_more |= bool(text or reasoning or part.finish_reason)
+                            told = structs.replace(part, text=text, reasoning=reasoning, num_output_tokens=num_held)
+                            new.append(told)
+                            num_held, self._has_more = 0, True
                     if new:
                         yield new
         except UpstreamError:
