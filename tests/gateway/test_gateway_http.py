@@ -382,6 +382,22 @@ def test_prompts_of_a_list_are_answered_in_their_order(triton, client):
     assert document["usage"]["total_tokens"] == 6
 
 
+def test_a_prompt_whose_answer_has_begun_is_not_asked_again(triton, client):
+    refused = threading.Event()
+
+    def by_prompt(wire):
+        if next(asked for asked in triton.asked if asked["id"] == wire.request_id)["text_input"] == "b":
+            answer(HELLO, event(error="[E_OVERLOADED] full"))(wire)
+            refused.set()
+        else:
+            assert refused.wait(PATIENCE_S)
+            answer(HELLO, LAST)(wire)
+
+    triton.script = by_prompt
+    assert ask(client, COMPLETION, prompt=["a", "b"]).status_code == 429
+    assert [asked["text_input"] for asked in triton.asked].count("b") == 1
+
+
 def test_the_text_of_ids_is_echoed(triton, client):
     def script(wire):
         detokenizes = triton.asked[-1].get("task") == "detokenize"

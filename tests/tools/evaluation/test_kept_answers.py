@@ -38,6 +38,8 @@ def test_answers_of_another_server_are_refused_by_what_differs(tmp_path):
     file = tmp_path / "answers.jsonl"
     with open_answers(file, TINY, overwrite=False) as kept:
         kept.add("1", {"text": "Paris"})
+    with open_answers(file, TINY | {"tool_form": "fenced"}, overwrite=False) as kept:
+        assert kept.num_before == 1  # of a release that did not write this fact
     other = TINY | {"engine": "vllm"}
 
     differs = r"engine was 'reference' and is 'vllm'.*--overwrite"

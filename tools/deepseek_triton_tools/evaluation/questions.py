@@ -55,16 +55,17 @@ def open_answers(path: Path, server: Mapping[str, Any], *, overwrite: bool) -> I
         lines = _whole_lines(descriptor, path)
         if not lines:
             _append(descriptor, {"server": dict(server)})
-        elif (before := lines[0].get("server")) != dict(server):
-            known = before if isinstance(before, dict) else {}
+        else:  # a former release may have written fewer facts
+            before = lines[0].get("server")
+            known = before if isinstance(before, dict) else {"name": None}
             changed = "; ".join(
-                f"{name} was {known.get(name)!r} and is {server.get(name)!r}"
-                for name in sorted({*known, *server})
-                if known.get(name) != server.get(name)
+                f"{name} was {known[name]!r} and is {server.get(name)!r}"
+                for name in sorted(known)
+                if known[name] != server.get(name)
             )
-            raise ToolError(
-                f"{path} holds answers of another server or model ({changed}): give another --output, or --overwrite"
-            )
+            if changed:
+                said = f"{path} holds answers of another server or model ({changed})"
+                raise ToolError(f"{said}: give another --output, or --overwrite")
         yield KeptAnswers(descriptor, {line["key"]: line for line in lines[1:]})
     finally:
         os.close(descriptor)

@@ -96,7 +96,8 @@ async def list_models(request: ApiRequest) -> None:
 async def one_model(request: ApiRequest) -> None:
     name, model = await request.state.model(request.exchange.path_parameters["model"], request.caller)
     if not model.fleet.up("generation"):
-        raise model.fleet.unavailable()
+        text = model.fleet.unavailable().told  # not the error itself, which would be logged for whoever waits so
+        raise OpenAIError(503, text, kind="server_error", code="unavailable", retry_after_s=1.0)
     await request.exchange.respond(200, msgspec.json.encode(await _entry(name, model)))
 
 

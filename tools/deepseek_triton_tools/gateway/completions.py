@@ -267,15 +267,17 @@ async def _all_parts(
         nonlocal num_workers, num_ended
         try:
             while left:
-                index, num_before = left.pop(), num_ended
+                index, num_before, begun = left.pop(), num_ended, False
                 try:
                     async with aclosing(one(index, f"-{index}")) as parts:
                         async for some in parts:
+                            begun = True
                             await queue.put(some)
                     num_ended += 1
                 except UpstreamError as error:
                     # The room that it did not find may have been another's of these.
-                    if error.code != "E_OVERLOADED" or (num_workers == 1 and num_ended == num_before):
+                    is_last = num_workers == 1 and num_ended == num_before
+                    if begun or is_last or error.code != "E_OVERLOADED":
                         raise
                     left.append(index)
                     if num_workers > 1:

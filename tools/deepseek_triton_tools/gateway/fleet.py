@@ -102,7 +102,7 @@ class Fleet:
             if source.period_s is not None:
                 _keep(self._tasks, self._read_again(index, source.period_s))
         with suppress(TimeoutError):
-            await within(_START_S, asyncio.gather(*(member.checked.wait() for member in self.members.values())))
+            await within(_START_S, _all([member.checked for member in self.members.values()]))
 
     async def close(self) -> None:
         """End the checks, and close the connections of all servers. The caller has let the requests end.
@@ -296,10 +296,12 @@ class Fleet:
     async def _accept(self, member: FleetMember) -> str:
         """Why a server with its model may not take part; "" if it may, which is noted. The model is that of the others
         that are up, as any worker knows. When none has been for some time, most servers decide."""
-        with self._last_up.changing() as last_up:
-            if last_up.get(member.url, ("", ""))[1] != member.identity:
-                last_up.pop(member.url, None)
-            is_open = member.state != "up" and not self._kept(last_up)
+        is_open = False
+        if member.state != "up":
+            with self._last_up.changing() as last_up:
+                if last_up.get(member.url, ("", ""))[1] != member.identity:
+                    last_up.pop(member.url, None)
+                is_open = not self._kept(last_up)
         if is_open:
             if not self._voters:
                 for other in self.members.values():
@@ -322,7 +324,7 @@ class Fleet:
     async def _decide(self) -> None:
         """Keep the model of most servers, once each has told its own or failed to; of equals, that of the first."""
         with suppress(TimeoutError):
-            await within(_VOTE_S, asyncio.gather(*(member.told.wait() for member in self.members.values())))
+            await within(_VOTE_S, _all([member.told for member in self.members.values()]))
         voters, self._voters = self._voters, []
         counts = Counter(member.identity for member in self.members.values() if member in voters)  # as they are listed
         with self._last_up.changing() as last_up:
@@ -343,6 +345,12 @@ class Fleet:
             for url, (at, identity) in last_up.items()
             if (other := self.members.get(url)) and max(at, other.up_until) > now - MODEL_KEPT_S
         }
+
+
+async def _all(events: Iterable[asyncio.Event]) -> None:
+    # No gather: the log would show its cancellation, which nobody reads.
+    for event in events:
+        await event.wait()
 
 
 def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]) -> asyncio.Task[None]:
