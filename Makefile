@@ -3,7 +3,7 @@
 
 ifeq ($(origin PYTHON),undefined)
 # That of .venv, which was made with the one that somebody named.
-PYTHON := $(shell .venv/bin/python -c 'print(".venv/bin/python")' 2> /dev/null || echo python3)
+PYTHON = $(shell .venv/bin/python -c 'print(".venv/bin/python")' 2> /dev/null || echo python3)
 endif
 # More than the cores that it takes, because tests wait.
 WORKERS ?= 6

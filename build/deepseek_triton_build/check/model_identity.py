@@ -219,12 +219,13 @@ def absent_checkpoint(document: Document, key: str, version_dir: Path, options: 
         message = f"{name} is a Hugging Face name and not a folder on this machine, so its files are not checked"
         fix = "nothing; to have its files checked, name the folder it was downloaded to with --model"
         return document.finding(codes.MODEL_ON_HUB, key, message, fix)
-    if options.strict or is_inside:
+    if options.strict or (is_inside and engine == "reference"):
         message = f"expected a checkpoint at {short_repr(name)}, found no folder"
-        fix = f"{'give an absolute path' * is_inside or 'correct the path'}, or name the folder with --model"
-        return document.finding(codes.MODEL_GONE, key, message, fix)
+        return document.finding(codes.MODEL_GONE, key, message, "correct the path, or name the folder with --model")
     message = f"{short_repr(name)} is not on this machine; the container may have it"
     fix = "to have its files checked, name its folder on this machine with --model"
+    if is_inside:
+        message, fix = f"{short_repr(name)} leads to no folder from model.yaml's", "give an absolute path"
     return document.finding(codes.MODEL_NOT_HERE, key, message, fix)
 
 

@@ -108,10 +108,11 @@ def merge_by_lines(base: str, yours: str, now: str, keep: Keep) -> Merged:
             merged += mine
         elif _code(theirs) == _code(was):
             comments = [line for line in theirs if is_comment(line)]
-            first = next((number for number, line in enumerate(mine) if line in was and is_comment(line)), 0)
-            rest = [line for line in mine[first:] if not (is_comment(line) and (line in was or line in theirs))]
+            is_ours = [bool(line.strip()) and is_comment(line) and (line in was or line in theirs) for line in mine]
             is_one = "".join(comments) in "".join(theirs)  # several would come to each other's lines
-            merged += [*mine[:first], *comments, *rest] if is_one else mine
+            first = is_ours.index(True) if is_one and any(is_ours) else len(mine)
+            rest = [line for line, is_old in zip(mine[first:], is_ours[first:], strict=True) if not is_old]
+            merged += [*mine[:first], *(comments if first < len(mine) else ()), *rest]
         elif _code(mine) == _code(was):
             merged += [*(line for line in mine if line not in was and line not in theirs), *theirs]
         else:

@@ -338,7 +338,7 @@ def _start(args: argparse.Namespace) -> int:
     faults = first_faults(facts.serving.folders if facts.serving else ())
     incomplete = [f"{fault}; see deepseek-triton check {shlex.quote(args.folder)}" for fault in faults]
     if runs:
-        _refuse(unmet if form.command else [*unmet, *incomplete], InstallationError)  # a job may run where it is whole
+        _refuse(unmet, InstallationError)
     text = form.render(launched, options)
     _check_encoding(text)
     for line in (*_left_out(args), *form.warnings(launched, options), *unmet, *incomplete):

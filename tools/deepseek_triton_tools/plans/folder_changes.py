@@ -87,20 +87,22 @@ def _diff(plan: Plan, folder: Path) -> Iterator[str]:
 def changed_lines(name: str, old: bytes, new: bytes) -> list[str]:
     """Return the lines of a file, whose name is `name`, that differ, with the sign of a diff in front: of YAML and JSON
     each setting with its whole key. Comments don't count."""
-    before, after = (_lines(name, content.decode("utf-8", errors="replace")) for content in (old, new))
+    texts = [content.decode("utf-8", errors="replace") for content in (old, new)]
+    try:
+        before, after = map(_settings, texts) if name.endswith(_SETTINGS) else map(_lines, texts)
+        moved = {*before} & {*after} if name.endswith(_SETTINGS) else ()  # of settings, the order says nothing
+    except (yaml.YAMLError, ValueError, RecursionError):  # several documents, or the owner broke it
+        before, after, moved = *map(_lines, texts), ()
     _, _, *diff = difflib.unified_diff(before, after, n=0, lineterm="") if before != after else ("", "")
-    moved = {*before} & {*after} if name.endswith(_SETTINGS) else ()  # of settings, the order says nothing
     return [line for line in diff if not line.startswith("@@") and line[1:] not in moved]
 
 
-def _lines(name: str, text: str) -> list[str]:
-    """Return the lines that matter: of YAML and JSON each setting with its whole key, of scripts all but comments."""
-    if name.endswith(_SETTINGS):
-        try:
-            rows = _flat(parse_yaml(text), "")
-            return [f"{key}: {value}" for key, value in rows if not key.startswith(_NO_SETTINGS)]
-        except (yaml.YAMLError, ValueError, RecursionError):
-            pass  # the owner broke it: it is compared as it stands
+def _settings(text: str) -> list[str]:
+    rows = _flat(parse_yaml(text), "")
+    return [f"{key}: {value}" for key, value in rows if not key.startswith(_NO_SETTINGS)]
+
+
+def _lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if not is_comment(line)]
 
 

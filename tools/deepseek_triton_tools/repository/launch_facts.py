@@ -375,8 +375,8 @@ def _problem(source: str, folder: Path, without_triton: bool) -> str | None:
     stamp, _ = read_stamp(home, "")
     if stamp.text("engine") is None:
         return (
-            f"{name} has no whole {MANIFEST}, which says what the folder was made for: copy the whole folder, or see "
-            f"deepseek-triton check {name}"
+            f"{name} has no whole {MANIFEST}, which says what the folder was made for: copy the whole folder, or "
+            f"write it anew; see deepseek-triton check {name}"
         )
     for finding in changed_files(stamp, home, folder, ""):
         if finding.severity == "error":
