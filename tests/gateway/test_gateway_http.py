@@ -386,12 +386,10 @@ def test_a_prompt_whose_answer_has_begun_is_not_asked_again(triton, client):
     refused = threading.Event()
 
     def by_prompt(wire):
-        if next(asked for asked in triton.asked if asked["id"] == wire.request_id)["text_input"] == "b":
-            answer(HELLO, event(error="[E_OVERLOADED] full"))(wire)
-            refused.set()
-        else:
-            assert refused.wait(PATIENCE_S)
-            answer(HELLO, LAST)(wire)
+        is_b = next(asked for asked in triton.asked if asked["id"] == wire.request_id)["text_input"] == "b"
+        assert is_b or refused.wait(PATIENCE_S)
+        answer(HELLO, event(error="[E_OVERLOADED] full") if is_b else LAST)(wire)
+        refused.set()
 
     triton.script = by_prompt
     assert ask(client, COMPLETION, prompt=["a", "b"]).status_code == 429

@@ -87,10 +87,10 @@ def _doctor(args: argparse.Namespace) -> int:
     :raises ToolError: for a command line that asks for what can't be.
     :raises BuildError: when the folder is not a repository.
     """
-    ports = _ports(args)
     hosts = _hosts(args)
     machine = Machine()
     expected, of_check = _expected(args, machine.hostname)
+    ports = _ports(args, by_triton=expected.by_triton)
     expected = replace(expected, hosts=hosts, interface=args.interface, tune=args.tune, **ports)
     ssh = Ssh(port=args.ssh_port, args=tuple(_shell_words("--ssh-args", args.ssh_args)))
     results = _examine(args, machine, expected, ssh)
@@ -119,14 +119,14 @@ def _doctor(args: argparse.Namespace) -> int:
     return exit_code(findings)
 
 
-def _ports(args: argparse.Namespace) -> dict[str, Any]:
+def _ports(args: argparse.Namespace, *, by_triton: bool) -> dict[str, Any]:
     """Fields of Expected: the ports that start.sh would take, because doctor speaks of the ones that will be used.
 
     :raises ToolError: when two are the same, or a variable of start.sh is no port.
     """
     take_start_variables(args, [f"{name}_port" for name in _PORTS])
     ports = {f"{name}_port": getattr(args, f"{name}_port") or default for name, default in _PORTS.items()}
-    if len({*ports.values()}) < len(ports):
+    if by_triton and len({*ports.values()}) < len(ports):
         numbers = ", ".join(map(str, ports.values()))
         raise ToolError(f"HTTP, gRPC and metrics need a port each, got {numbers}", exit_code=2)
     return ports
