@@ -33,7 +33,7 @@ from deepseek_triton_tools.generating.records import read_messages
 from deepseek_triton_tools.host.host_memory import parse_mountinfo, read_host_memory
 from deepseek_triton_tools.launching.launch_settings import measured_rate
 from deepseek_triton_tools.launching.mpirun import read_host_file
-from deepseek_triton_tools.plans.folder_changes import _lines
+from deepseek_triton_tools.plans.folder_changes import changed_lines
 from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest
 from deepseek_triton_tools.repository.hub_cache import parse_hub_name
 from deepseek_triton_tools.server.server_log import dead_engine, failure_cause, parse_log_line
@@ -120,7 +120,7 @@ host_report = _reads_text(_report, ValueError)
 """What another host's `doctor` sends."""
 rank_steps = _reads_text(lambda text: list(steps_in(text)))
 """What the ranks of an exchange print."""
-edited_settings = _reads_text(lambda text: _lines("model.yaml", text))
+edited_settings = _reads_text(lambda text: changed_lines("model.yaml", b"", text.encode(errors="replace")))
 """A file that `plan --diff` compares."""
 
 
