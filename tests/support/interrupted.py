@@ -20,7 +20,8 @@ def interrupted(*args, **options):
             os.kill(os.getpid(), getattr(signal, sent))
     return done
 
-for holder in (os, getattr(pathlib, "_normal_accessor", os)): setattr(holder, function, interrupted)  # Python 3.10's
+for holder in (os, getattr(pathlib, "_normal_accessor", os)):  # Python 3.10's pathlib keeps os's functions there
+    setattr(holder, function, interrupted)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
 try:
     exec(code)

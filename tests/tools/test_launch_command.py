@@ -159,8 +159,7 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
     Path("old/start.sh").write_text("exec tritonserver\n")
     Path("cut/start.sh").write_text(Path("cut/start.sh").read_text().partition("\nexec ")[0] + "\n")
     Path("gone/tensorrt_llm/1/model.py").unlink()
-    weights = Path("weights").absolute()
-    shutil.copytree(launchable / "tiny/tensorrt_llm/1/tiny", weights)
+    weights = shutil.copytree(launchable / "tiny/tensorrt_llm/1/tiny", tmp_path / "weights")
     assert run_command("build", "tiny", "--model", str(weights), "--output", "weightless").returncode == 0
     (weights / "model.safetensors").unlink()
     [stamp] = Path("unstamped").glob("*/deepseek-triton.json")
