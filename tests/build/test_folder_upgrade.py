@@ -31,6 +31,7 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.render.merge import merge_texts
 from deepseek_triton_build.render.stamp import unpacked_text
+from support.checked import edit, tree
 from support.interrupted import call, error_of
 from support.rights import without_rights
 
@@ -59,20 +60,10 @@ def contents(files):
     return {file.path.as_posix(): file.content for file in files}
 
 
-def tree(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.fixture
 def folder(tmp_path):
     write_repository(generated(), tmp_path / "r1")
     return tmp_path / "r1"
-
-
-def edit(path, old, new):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
 
 
 def plan(folder, now=None, keep="yours"):

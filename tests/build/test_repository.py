@@ -20,6 +20,7 @@ from deepseek_triton_build import (
     write_repository,
 )
 from deepseek_triton_build.render.owner_edits import MAX_LINES
+from support.checked import tree
 from support.interrupted import error_of
 
 MODEL_YAML = "tensorrt_llm/1/model.yaml"
@@ -35,10 +36,6 @@ def tiny_files(version="1.0", whole=False):
     stamp = json.loads(kept[-1].content)
     stamp["files"] = {str(file.path): stamp["files"][str(file.path)] for file in kept[:-1]}
     return [*kept[:-1], replace(kept[-1], content=json.dumps(stamp).encode())]
-
-
-def tree(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture

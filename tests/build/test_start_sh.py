@@ -8,17 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_triton_build import (
-    EnvironmentVariable,
-    PlanRequest,
-    format_files,
-    make_plan,
-    repository_files,
-    write_repository,
-)
+from deepseek_triton_build import EnvironmentVariable, PlanRequest, format_files, make_plan, write_repository
 from deepseek_triton_build.arithmetic import ENGINE_START_S, ready_within_s
 from deepseek_triton_build.catalog import RELEASES
-from support.scripts import forwarded_by, parameters_of, script_runner
+from support.scripts import files_of, forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
 TWO_NODES = PlanRequest(variant="deepseek-v3", gpu="h100", num_gpus=16)
@@ -54,11 +47,6 @@ def run(tmp_path_factory):
         return ran._replace(argv=[KEY.sub("KEY", word) for word in ran.argv], output=KEY.sub("KEY", ran.output))
 
     return run_one
-
-
-def script_of(request):
-    files = {file.path.as_posix(): file.content for file in repository_files(make_plan(request), version="1")}
-    return files["start.sh"].decode()
 
 
 def parts_of(argv):
@@ -231,7 +219,8 @@ def test_supervisor_and_server_get_the_same_settings(run):
 def test_the_deadline_equals_the_arithmetic_in_the_comment(run):
     plan = make_plan(R1)
     size = plan.checkpoint.weight_bytes
-    text = " ".join(line.removeprefix("# ") for line in script_of(R1).splitlines())
+    script = files_of(plan, "triton")["start.sh"]
+    text = " ".join(line.removeprefix("# ") for line in script.splitlines())
 
     assert f"{size:,} bytes of weights (computed) at 200 MB/s" in text
     assert parts_of(run(R1).argv)[0]["--ready-within"] == str(ready_within_s(size))

@@ -27,15 +27,6 @@ def run(tmp_path_factory):
     return script_runner(tmp_path_factory.mktemp("vllm"))
 
 
-def words_of(comments):
-    return " ".join(line.removeprefix("# ") for line in comments.splitlines() if line.startswith("#"))
-
-
-def asking_for(workload):
-    plan = planned()
-    return replace(plan, request=replace(plan.request, workload=workload))
-
-
 # vllm-serve
 
 
@@ -73,7 +64,8 @@ def test_serve_and_its_benchmark_take_another_address_and_another_workload(run):
 def test_the_benchmark_has_the_plans_workload_or_the_guides(run):
     for workload, isl, number in ((Workload(), 8000, 16), (Workload(isl=1000, osl=1000, concurrency=64), 1000, 64)):
         words = f"--random-input-len {isl} --random-output-len 1000 --request-rate 10000 --num-prompts {number}"
-        assert words in shlex.join(run(asking_for(workload), "vllm-serve", script="bench.sh").argv)
+        plan = replace(planned(), request=replace(planned().request, workload=workload))
+        assert words in shlex.join(run(plan, "vllm-serve", script="bench.sh").argv)
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
@@ -104,7 +96,8 @@ def test_an_argument_without_a_flag_is_refused():
 
 
 def test_every_flag_has_its_reason_above():
-    comments = words_of(files_of(planned(), "vllm-serve")["serve.sh"])
+    script = files_of(planned(), "vllm-serve")["serve.sh"]
+    comments = " ".join(line.removeprefix("# ") for line in script.splitlines() if line.startswith("#"))
 
     assert "--tensor-parallel-size 8: one copy over 8 GPUs" in comments
     assert "method: the checkpoint's own draft layer; num_speculative_tokens: one draft token" in comments

@@ -140,11 +140,6 @@ def _flags(words):
     }
 
 
-def _driver(answer, release):
-    tag = load_release(release).containers[0]
-    return {"major": int(containers()[tag].driver.partition(".")[0])}
-
-
 def _defaults(answer, _):
     record = yaml.safe_load((answer.folder / "out/tensorrt_llm/1/release.yaml").read_text())["release"]
     known = load_release(record)
@@ -172,7 +167,9 @@ VALUES = {
     "data set": _data_set,
     "json": lambda answer, path: flattened(json.loads((answer.folder / path).read_text())),
     "yaml": lambda answer, path: flattened(yaml.safe_load((answer.folder / "out" / path).read_text())),
-    "driver": _driver,
+    "driver": lambda _, release: {
+        "major": int(containers()[load_release(release).containers[0]].driver.partition(".")[0])
+    },
     "defaults": _defaults,
 }
 """Kind of `read` -> a function that returns what ours says, key -> value."""
@@ -191,12 +188,10 @@ TEXTS = {"text": _text, "refusal": _refusal}
 """Kind of `read` -> a function that returns a text in which each entry of `expect` is looked for."""
 
 
-def _warnings(answer, _):
-    return {row["code"]: f"{row['message']}; {row['fix']}" for row in answer.document["warnings"]}
-
-
 SENTENCES = {
-    "warnings": _warnings,
+    "warnings": lambda answer, _: {
+        row["code"]: f"{row['message']}; {row['fix']}" for row in answer.document["warnings"]
+    },
     "reasons": _rows("settings", "key", "reason"),
     "environment reasons": _rows("environment", "name", "reason"),
 }

@@ -113,14 +113,6 @@ def page(browser, gateway):
         yield page
 
 
-def send(page, text):
-    """Type it, and wait for all of the answer."""
-    answers = page.run("document.querySelectorAll('.figures').length")
-    page.write("#question", text)
-    page.press("Enter")
-    page.wait(f"document.querySelectorAll('.figures').length > {answers} && document.querySelector('#stop').hidden")
-
-
 def lines(page, selector):
     """What each such element shows."""
     found = page.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.innerText)")
@@ -133,7 +125,7 @@ def test_an_answer_is_put_together_however_the_stream_is_cut(page, gateway):
     whole = b": keep-alive\n\n" + b"".join([*parts, *(chunk(content=letter) for letter in text)])
     whole += chunk("stop") + usage(prompt_tokens=1234, completion_tokens=40) + DONE
     gateway.answers.append([whole[at : at + 7] for at in range(0, len(whole), 7)])
-    send(page, "Käse?")
+    page.ask("Käse?")
     assert lines(page, ".markdown p") == ["Ein Käse für 3 €: 🧀, and bold text.", "A second paragraph."]
     assert lines(page, ".markdown strong") == ["bold"]
     assert page.run("document.querySelector('.thought').textContent") == "Käse? 🧀!"
@@ -188,7 +180,7 @@ def test_nobodys_text_becomes_html(page, gateway, browser):
     )
     text += f"\n\n[a link](javascript:alert(1)) ![a picture]({gateway.address}picture)"
     gateway.answers.append([chunk(reasoning_content=EVIL), *said(text)])
-    send(page, EVIL)
+    page.ask(EVIL)
     assert lines(page, ".markdown p")[0] == EVIL
     assert lines(page, ".markdown h3, .markdown strong, .markdown blockquote, .markdown td") == [EVIL] * 4
     assert page.run("document.querySelector('.said').textContent") == EVIL
@@ -196,7 +188,7 @@ def test_nobodys_text_becomes_html(page, gateway, browser):
 
     page.write("#tools", json.dumps([{"type": "function", "function": {"name": "t"}}]))
     gateway.answers.append([called(0, EVIL, json.dumps({"a": EVIL})), chunk("tool_calls"), DONE])
-    send(page, "Call it.")
+    page.ask("Call it.")
     page.write("#result_0", EVIL)
     gateway.answers.append(JSONResponse({"error": {"message": EVIL, "code": EVIL}}, 400, {"x-request-id": "r1"}))
     page.press("Enter")
@@ -243,7 +235,7 @@ open"""
 
 def test_markdown(page, gateway):
     gateway.answers.append(said(MARKDOWN))
-    send(page, "All of it.")
+    page.ask("All of it.")
     shape = page.run("""(function shape(element) {
         return [...element.children].map((child) =>
             [child.localName, child.children.length ? shape(child) : child.textContent]);
@@ -272,14 +264,14 @@ def test_no_text_breaks_the_page(page, gateway):
     texts = [">" * 50_000, "*a " * 20_000, "`a" * 20_000, "- " * 20_000, "|" * 20_000]
     texts += ["".join(random.choices(parts, k=40)) for _ in range(200)]
     gateway.answers.append([*(chunk(content=f"{text}\n\n") for text in texts), *said("The end.")])
-    send(page, "All of it.")
+    page.ask("All of it.")
     assert page.text(".markdown").endswith("The end.")
     assert page.complaints() == []
 
 
 def test_settings_become_fields_of_the_request(page, gateway):
     gateway.answers += [said("One."), said("Two.")]
-    send(page, "Plain.")
+    page.ask("Plain.")
     assert gateway.requests[0] == {
         "model": "deepseek-v3.1",
         "messages": [{"role": "user", "content": "Plain."}],
@@ -293,7 +285,7 @@ def test_settings_become_fields_of_the_request(page, gateway):
     page.click("#example")
     for selector, value in {"#thinking": "on", "#tool_choice": "required"}.items():
         page.run(f"document.querySelector('{selector}').value = '{value}'")
-    send(page, "With all.")
+    page.ask("With all.")
     sent = gateway.requests[1]
     assert gateway.keys[1] == "Bearer sk-1"
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
@@ -308,7 +300,7 @@ def test_the_results_of_calls_go_back(page, gateway):
     ), called(1, "get_time", "not JSON")]  # fmt: skip
     gateway.answers += [[*calls, chunk("tool_calls"), DONE], said("It is 21 °C.")]
     page.click("#example")
-    send(page, "Weather and time?")
+    page.ask("Weather and time?")
     assert lines(page, ".call pre") == ['{\n  "city": "Berlin"\n}', "not JSON"]
     assert page.run("document.querySelector('#send').disabled") is True
     page.write("#result_0", '{"temperature": 21}')
@@ -358,7 +350,7 @@ def test_tools_that_are_wrong_are_not_sent(page, gateway):
 )  # fmt: skip
 def test_an_error_is_shown_as_it_was_said_and_can_be_tried_again(page, gateway, answer, shown):
     gateway.answers += [answer, said("At last.")]
-    send(page, "Hello")
+    page.ask("Hello")
     assert [part for part in shown if part not in page.text("article .error")] == []
     page.click(TRY_AGAIN)
     page.wait("document.querySelector('.markdown').innerText === 'At last.'")
@@ -388,13 +380,13 @@ def test_a_phone_is_told_that_a_key_or_a_model_is_missing(browser, gateway):
 def test_a_conversation_and_its_settings_survive_a_reload(page, gateway):
     gateway.answers += [[chunk(reasoning_content="Hm."), *said("Hello **you**.")], said("Again.")]
     page.write("#system", "Be kind.")
-    send(page, "Hello")
+    page.ask("Hello")
     figures = page.text(".figures")
     page.open(gateway.address)
     page.wait("document.querySelector('#model').value")
     assert page.text(".markdown") == "Hello you."
     assert page.text(".figures") == figures
-    send(page, "And now?")
+    page.ask("And now?")
     assert [message["role"] for message in gateway.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
     gateway.answers.append([chunk(content="Half an"), usage(prompt_tokens=9, completion_tokens=2), None])
     page.write("#question", "Really?")
@@ -413,8 +405,8 @@ def test_a_conversation_and_its_settings_survive_a_reload(page, gateway):
 
 def test_the_last_question_can_be_edited_and_have_lines(page, gateway):
     gateway.answers += [said("Paris."), said("Rome."), said("Oslo.")]
-    send(page, "France?")
-    send(page, "Itly?")
+    page.ask("France?")
+    page.ask("Itly?")
     page.click("article.user:nth-last-child(2) .buttons button:last-child")
     assert page.run("document.querySelector('#question').value") == "Itly?"
     page.write("#question", "Sweden?")
@@ -432,6 +424,6 @@ def test_nothing_is_wider_than_the_screen(browser, gateway):
         gateway.answers.append(said(f"{long}\n\n```\n{long}\n```\n\n|{'a|' * 40}\n|{'-|' * 40}\n"))
         with browser.page(gateway.address, width=width) as page:
             page.wait("document.querySelector('#model').value")
-            send(page, long)
+            page.ask(long)
             assert page.run("document.documentElement.scrollWidth") <= width
             assert page.run("document.querySelector('#log').scrollWidth <= document.querySelector('#log').clientWidth")

@@ -30,10 +30,6 @@ def front_cpu(by_role: dict[str, float]) -> float:
     return by_role["alone"] if "alone" in by_role else by_role["server"] + by_role["stub"]
 
 
-def read_runs(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
@@ -84,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", type=Path, metavar="FILE", help="runs.jsonl")
     parser.add_argument("--beside", action="append", metavar="SYSTEM", help="again for more (default: all others)")
     arguments = parser.parse_args(argv)
-    runs = read_runs(arguments.runs)
+    runs = [json.loads(line) for line in arguments.runs.read_text(encoding="utf-8").splitlines()]
     systems = list(dict.fromkeys(run["system"] for run in runs))
     print("\n".join(tables(runs)))
     for other in arguments.beside or [system for system in systems if not system.startswith("ours")]:

@@ -46,16 +46,9 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
         assert page.complaints() == []
 
 
-def send(page: Page, text: str) -> None:
-    answers = page.run("document.querySelectorAll('.figures').length")
-    page.write("#question", text)
-    page.press("Enter")
-    page.wait(f"document.querySelectorAll('.figures').length > {answers} && document.querySelector('#stop').hidden")
-
-
 @in_chromium
 def test_a_question_is_answered(page: Page) -> None:
-    send(page, "What is the capital of France?")
+    page.ask("What is the capital of France?")
     assert page.text(".markdown") == "The capital of France is Paris."
     assert page.text("article .error") == ""
     # The pace is not among them: so short an answer may come in one piece (tests/gateway/test_page.py has it).
@@ -66,20 +59,20 @@ def test_a_question_is_answered(page: Page) -> None:
 @in_chromium
 def test_the_model_thinks_where_it_is_told_to(page: Page) -> None:
     page.run("document.querySelector('#thinking').value = 'on'")
-    send(page, "What is 47 + 38?")
+    page.ask("What is 47 + 38?")
     assert page.text(".markdown") == "47 + 38 = 85."
     assert page.text(".thinking summary").startswith("Thought for")
     assert "Ones: 7 + 8 = 15" in page.run("document.querySelector('.thought').textContent")
     assert page.run("document.querySelector('.thinking').open") is False
     page.run("document.querySelector('#thinking').value = 'off'")
-    send(page, "What is the capital of France?")
+    page.ask("What is the capital of France?")
     assert page.run("document.querySelectorAll('.thought')[1].textContent") == ""
 
 
 @in_chromium
 def test_a_tool_is_called_and_its_result_is_used(page: Page) -> None:
     page.click("#example")
-    send(page, "What is the weather in Berlin?")
+    page.ask("What is the weather in Berlin?")
     assert page.text(".call .name") == "get_weather"
     assert json.loads(page.text(".call pre")) == {"city": "Berlin"}
     page.write("#result_0", '{"temperature": 21, "sky": "cloudy"}')
@@ -93,10 +86,10 @@ def test_the_picture_of_the_page(browser: Browser, address: str, tmp_path: Path)
     with browser.page(address, width=1100, height=920) as page:
         page.wait("document.querySelector('#model').value")
         page.run("document.querySelector('#thinking').value = 'on'")
-        send(page, "What is 47 + 38?")
+        page.ask("What is 47 + 38?")
         page.run("document.querySelector('#thinking').value = ''")
         page.click("#example")
-        send(page, "What is the weather in Berlin?")
+        page.ask("What is the weather in Berlin?")
         page.write("#result_0", '{"temperature": 21, "sky": "cloudy"}')
         page.press("Enter")
         page.wait("document.querySelectorAll('.figures').length === 3 && document.querySelector('#stop').hidden")
@@ -143,7 +136,7 @@ def test_what_a_model_writes_is_text(browser: Browser, tmp_path: Path) -> None:
         page.write("#tools", json.dumps([{"type": "function", "function": {"name": "f"}}]))
         page.run("document.querySelector('#thinking').value = 'on'")
         page.write("#max_tokens", "1000")
-        send(page, f"<answer>{evil}</think>{evil}{call}</answer>")
+        page.ask(f"<answer>{evil}</think>{evil}{call}</answer>")
         assert page.text(".markdown") == evil
         assert page.run("document.querySelector('.thought').textContent") == evil
         assert json.loads(page.text(".call pre")) == {"a": evil}

@@ -38,10 +38,6 @@ def warm(capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-def by_shape(done: Any) -> dict[tuple[int, int], Any]:
-    return {(each["num_requests"], each["num_input_tokens"]): each for each in done.document["shapes"]}
-
-
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_the_twin_is_warmed_with_as_many_tokens_as_planned(
     simulated_server: ServerProcess, warm: Any, scheme: str
@@ -54,7 +50,7 @@ def test_the_twin_is_warmed_with_as_many_tokens_as_planned(
     done = warm(simulated_server, scheme, batch_sizes=(1, 2), input_lengths=(64, 200_000), max_tokens=4)
 
     assert done.code in DONE
-    shapes = by_shape(done)
+    shapes = {(each["num_requests"], each["num_input_tokens"]): each for each in done.document["shapes"]}
     assert "E_PROMPT_TOO_LONG" in shapes[2, 200_000]["reason"]
     assert {shapes[1, 200_000]["status"], shapes[2, 200_000]["status"]} == {"left out"}
     sent = sum(each["num_requests"] for key in ((1, 64), (2, 64)) for each in shapes[key]["rounds"])

@@ -234,7 +234,7 @@ def _texts(asked: Asked, record: Record, engine: str, outcome: str) -> Iterator[
                 yield f"sequence {index} said {text[-80:]!r}, which is no beginning of {whole[:80]!r}"
             continue
         if reason == "tool_calls":
-            if text != whole or json.loads(record.call) != json.loads(_call_arguments(words)):
+            if text != whole or json.loads(record.call) != {"word": "".join(words).strip()}:
                 yield f"said {text!r} and called with {record.call!r}"
             continue
         expected = _expected(asked, whole, words, reason, engine, asked.target)
@@ -248,10 +248,6 @@ def _texts(asked: Asked, record: Record, engine: str, outcome: str) -> Iterator[
         yield f"there are sequences {sorted(extra)}"
     if "logprobs" in asked.body and outcome in ("stop", "length") and record.logprobs != sum(record.tokens.values()):
         yield f"{record.logprobs} log-probabilities of {sum(record.tokens.values())} tokens"
-
-
-def _call_arguments(words: Sequence[str]) -> str:
-    return json.dumps({"word": "".join(words).strip()})
 
 
 def _is_beginning(text: str, whole: str) -> bool:

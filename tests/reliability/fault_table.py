@@ -80,10 +80,6 @@ class Fault:
 # --- processes ---
 
 
-def _kill_server(field: Battlefield, chance: random.Random) -> None:
-    _expect(field.kill_victim(), 128 + signal.SIGKILL)
-
-
 def _kill_model(field: Battlefield, chance: random.Random) -> None:
     os.kill(field.stub, signal.SIGKILL)
     code = field.await_victim()
@@ -533,10 +529,6 @@ def _network_down(field: Battlefield, chance: random.Random) -> None:
         subprocess.run([ip, "address", "replace", "127.0.0.1/8", "dev", "lo"], check=True)
 
 
-def _no_ip() -> str:
-    return "" if shutil.which("ip") else "ip, of iproute2"
-
-
 def _netem(field: Battlefield, chance: random.Random) -> None:
     delay, loss = chance.randint(1, 60), chance.randint(0, 5)
     rule = ["delay", f"{delay}ms", f"{delay}ms", "loss", f"{loss}%"]
@@ -561,7 +553,7 @@ def _no_netem() -> str:
 
 FAULTS = (
     Fault("server killed", "Nothing of it stays; the gateway asks the other server, or says 503.",
-          _kill_server, GONE, spares=False),
+          lambda field, _: _expect(field.kill_victim(), 128 + signal.SIGKILL), GONE, spares=False),
     Fault("model's process killed", "The guard ends the server, so that it is started again.",
           _kill_model, MODEL_GONE, spares=False),
     Fault("guard killed",
@@ -630,7 +622,7 @@ FAULTS = (
     Fault("connections refused", "The gateway asks another server.",
           _weather(lambda chance: Weather(is_closed=True, cut_chance=0.5)), TOLD, targets=THROUGH_PROXY),
     Fault("network down", "What is open goes on when it is back; what comes meanwhile is not connected.",
-          _network_down, GONE, strikes_all=True, missing=_no_ip),
+          _network_down, GONE, strikes_all=True, missing=lambda: "" if shutil.which("ip") else "ip, of iproute2"),
     Fault("delay and loss by netem", "Answers come later.", _netem, NOTHING, strikes_all=True, missing=_no_netem),
 )  # fmt: skip
 """In the order of the documentation."""

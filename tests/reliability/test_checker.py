@@ -124,10 +124,6 @@ def twice(pairs: list[tuple[Asked, Record]]) -> None:
     pairs.append(answered(pairs)[3])
 
 
-def of_another_run(pairs: list[tuple[Asked, Record]]) -> None:
-    pairs.append((pairs[0][0], Record(job=NUM_JOBS + 5, part=0)))
-
-
 def changed(fits: Callable[[Asked, Record], bool], change: Callable[[Record], object]) -> Callable[..., None]:
     return lambda pairs: change(first(pairs, fits)) and None
 
@@ -179,7 +175,10 @@ WRONGS = {
     "a request that hangs": (changed(plain, lambda record: setattr(record, "lost", "no end in 180 s")), "as no end"),
     "a request without a record": (lose, "were to be made"),
     "a request recorded twice": (twice, "were to be made"),
-    "a record of another run": (of_another_run, "none of this run"),
+    "a record of another run": (
+        lambda pairs: pairs.append((pairs[0][0], Record(job=NUM_JOBS + 5, part=0))),
+        "none of this run",
+    ),
     "texts of two requests swapped": (swap_texts, "expected"),
     "a text without its end": (changed(plain, set_text(lambda text: text[:-3])), "expected"),
     "a text without its middle": (changed(plain, set_text(lambda text: text[:8] + text[12:])), "expected"),

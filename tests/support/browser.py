@@ -132,6 +132,13 @@ class Page:
         self.command("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
+    def ask(self, text: str) -> None:
+        """Type it into the chat, and wait for all of the answer."""
+        answers = self.run("document.querySelectorAll('.figures').length")
+        self.write("#question", text)
+        self.press("Enter")
+        self.wait(f"document.querySelectorAll('.figures').length > {answers} && document.querySelector('#stop').hidden")
+
     def run(self, script: str) -> Any:
         """The value of an expression, once its promise is kept."""
         done = self.command("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)

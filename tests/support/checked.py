@@ -60,6 +60,17 @@ def edited(text, old, new):
     return text.replace(old, new, 1)
 
 
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def tree(folder):
+    """Return path -> bytes of all files in a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def only(report, code):
     """Return the only finding with `code`."""
     found = [finding for finding in report.findings if finding.code == code]

@@ -248,7 +248,7 @@ def ask(server: ServerProcess, way: Way, body: Fields) -> Reply:
     """Send `body`, in the form of /generate. Over gRPC, keys that are no inputs are sent as request parameters."""
     if way.streaming:
         body = {**body, "streaming": True}
-    return _ask_http(server, way, body) if way.scheme == "http" else _ask_grpc(server, body)
+    return _ask_http(server, way, body) if way.scheme == "http" else reply(exchange(server, sent(body)))
 
 
 def sent(body: Fields, *, timeout_us: int | None = None) -> Sent:
@@ -266,7 +266,10 @@ def reply(outcome: Outcome) -> Reply:
 
 def chunk_of(result: Any) -> Chunk:
     values = {output.name: result.as_numpy(output.name).tolist() for output in result.get_response().outputs}
-    return {name: [_decoded(value) for value in of_output] for name, of_output in values.items()}
+    return {
+        name: [value.decode() if isinstance(value, bytes) else value for value in of_output]
+        for name, of_output in values.items()
+    }
 
 
 _NUMPY: Mapping[Dtype, npt.DTypeLike] = {
@@ -285,10 +288,6 @@ def _tensor(name: str, value: object) -> Array:
     return np.array(encoded, dtype=_DTYPES[name])
 
 
-def _ask_grpc(server: ServerProcess, body: Fields) -> Reply:
-    return reply(exchange(server, sent(body)))
-
-
 def _ask_http(server: ServerProcess, way: Way, body: Fields) -> Reply:
     """Ask over HTTP. An error is an event too, unless Triton refuses the request before the model sees it."""
     response = post(server, "generate_stream" if way.streaming else "generate", body)
@@ -301,10 +300,6 @@ def _from_json(document: Mapping[str, Any]) -> Chunk:
     """Read a response of /generate, which writes an output of one value without brackets."""
     outputs = {name: value for name, value in document.items() if name not in ("model_name", "model_version", "id")}
     return {name: value if isinstance(value, list) else [value] for name, value in outputs.items()}
-
-
-def _decoded(value: object) -> object:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _add(chunk: Chunk, answers: dict[int, Answer]) -> None:

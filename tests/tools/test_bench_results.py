@@ -78,17 +78,13 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
         assert read_result(tmp_path / "bench.json") == result == read_result(tmp_path)
 
 
-def in_first_run(**changes):
-    return lambda document: document["points"][0]["runs"][0].update(changes)
-
-
 def test_what_bench_did_not_write_is_refused(tmp_path, subtests):
     edits = {
         "'deepseek-triton/bench/2'": lambda document: document.update(schema="deepseek-triton/bench/2"),
         "its schema is None": lambda document: document.pop("schema"),
         "`points`": lambda document: document.pop("points"),
         "`$.gpus`": lambda document: document.update(gpus="8"),
-        "`$.points[0].runs[0].interrupted`": in_first_run(interrupted=0),
+        "`$.points[0].runs[0].interrupted`": lambda document: document["points"][0]["runs"][0].update(interrupted=0),
         "`$.urls`": lambda document: document.update(urls="http://a"),
         "`$.points[0].runs[0].figures.ttft_ms.p50`": lambda document: document["points"][0]["runs"][0]["figures"][
             "ttft_ms"

@@ -35,10 +35,6 @@ def tokenizer():
     return Tokenizer.from_str(json.dumps(train_tokenizer(sample())))
 
 
-def held_out_prompts():
-    return {question.prompt for question in questions() if question.split == "held_out"}
-
-
 @pytest.mark.slow
 def test_same_seed_same_documents_and_tokenizer():
     assert list(training_documents(1, SAMPLE_SIZE)) == sample()
@@ -91,7 +87,8 @@ def test_held_out_questions_are_in_no_training_document():
     """Nor is one in an earlier turn."""
     texts = [document.segments[0].text for document in many()]
     ends = ("<｜Assistant｜></think>", "<｜Assistant｜><think>")
-    assert {*texts, *(text.split(end)[0] + end for text in texts for end in ends)}.isdisjoint(held_out_prompts())
+    held_out = {question.prompt for question in questions() if question.split == "held_out"}
+    assert {*texts, *(text.split(end)[0] + end for text in texts for end in ends)}.isdisjoint(held_out)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from deepseek_triton_build import FORMATS
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.main import main
+from support.checked import edit, tree
 from support.documents import snippets
 
 RECORDED = Path(__file__).parents[1] / "build/recorded"
@@ -21,16 +22,6 @@ CONFIG = "tensorrt_llm/1/model.yaml"
 OWN_SETTING = ("speculative_config:\n", "speculative_config:\n  allow_advanced_sampling: false\n")
 """An edit of model.yaml: a setting that is generated for the next release."""
 MANIFEST = "tensorrt_llm/deepseek-triton.json"
-
-
-def contents(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def edit(path, old, new):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
 
 
 def upgraded(capsys, *argv, code=0):
@@ -71,11 +62,11 @@ def test_the_session_of_the_page_is_what_is_shown(folder, capsys):
     edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096  # incident 42")
     edit(folder / "start.sh", "set -euo pipefail\n", "set -euo pipefail\nexport NCCL_DEBUG=INFO\n")
     (folder / "notes.txt").write_text("see the wiki\n")
-    before = contents(folder)
+    before = tree(folder)
 
     assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 0
     assert capsys.readouterr().out.rstrip() == session.text.rstrip()
-    assert contents(folder) == before
+    assert tree(folder) == before
     assert [path.name for path in Path().iterdir()] == ["r1-older"]
 
     edit(folder / CONFIG, *OWN_SETTING)
@@ -90,38 +81,38 @@ def test_the_session_of_the_page_is_what_is_shown(folder, capsys):
 @pytest.mark.slow
 def test_what_is_applied_is_what_build_writes_with_the_edits(folder, capsys):
     edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
-    before = contents(folder)
+    before = tree(folder)
     document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply")
 
     assert (document["status"], document["from"]["release"], document["to"]["release"]) == ("applied", "1.1.0", "1.2.1")
-    assert contents(Path(document["backup"])) == before
+    assert tree(Path(document["backup"])) == before
     assert main([*R1, "--profile", "latency", "--output", "fresh"]) == 0
     edit(Path("fresh") / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
     # The options name the release that was asked for, where a build without the option leaves it out.
-    assert contents(folder).keys() == contents(Path("fresh")).keys()
+    assert tree(folder).keys() == tree(Path("fresh")).keys()
     assert yaml.safe_load((folder / CONFIG).read_text()) == yaml.safe_load((Path("fresh") / CONFIG).read_text())
     capsys.readouterr()
     assert upgraded(capsys, folder)["status"] == "nothing"
     assert main(["check", "r1-older"]) == 0
-    unedited = contents(folder)
+    unedited = tree(folder)
     for name in ("start.sh", CONFIG, "tensorrt_llm/config.pbtxt"):  # ends of lines are no edits
         (folder / name).write_bytes(unedited[name].replace(b"\n", b"\r\n"))
     capsys.readouterr()
     assert upgraded(capsys, folder, "--apply")["status"] == "applied"
-    assert contents(folder) == unedited
+    assert tree(folder) == unedited
 
 
 @pytest.mark.slow
 def test_a_conflict_is_in_the_document_and_applied_only_with_a_side(folder, capsys):
     edit(folder / CONFIG, *OWN_SETTING)
-    before = contents(folder)
+    before = tree(folder)
     document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply", code=1)
 
     [row] = [row for row in document["files"] if row["conflicts"]]
     assert (document["status"], document["backup"], row["path"]) == ("conflicts", None, CONFIG)
     sides = {"yours": "allow_advanced_sampling: false", "before": None, "now": "allow_advanced_sampling: true"}
     assert row["conflicts"] == [{"where": "speculative_config.allow_advanced_sampling", **sides, "why": ""}]
-    assert contents(folder) == before
+    assert tree(folder) == before
 
     # Generated keys are refused beforehand, as the page says.
     document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "yours", code=1)
@@ -139,11 +130,11 @@ def test_a_new_error_of_check_stops_the_upgrade(folder, capsys):
     other one has not."""
     whole = (folder / CONFIG).read_text()
     (folder / CONFIG).write_text(f"{whole}build_config: null\n")
-    before = contents(folder)
+    before = tree(folder)
     document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply", code=1)
     assert (document["status"], document["backup"]) == ("errors", None)
     assert [row["key"] for row in document["findings"] if row["is_new"]] == ["build_config"]
-    assert contents(folder) == before
+    assert tree(folder) == before
 
     (folder / CONFIG).write_text(whole)
     edit(folder / CONFIG, "trust_remote_code: false", "trust_remote_code: 7")
@@ -157,11 +148,11 @@ def test_a_new_error_of_check_stops_the_upgrade(folder, capsys):
 def test_every_format_is_upgraded_to_what_it_is(name, tmp_path, capsys):
     engine = ["--engine", "vllm"] if name in ("triton", "vllm-serve") else []
     assert main([*R1, *engine, "--format", name, "--output", str(tmp_path / "out")]) == 0
-    before = contents(tmp_path / "out")
+    before = tree(tmp_path / "out")
     capsys.readouterr()
     assert upgraded(capsys, tmp_path / "out", "--apply")["status"] == "nothing"
 
-    assert contents(tmp_path / "out") == before
+    assert tree(tmp_path / "out") == before
     other = ["--vllm", "0.33.0"] if engine else ["--trtllm", "1.2.0"]
     assert main(["upgrade", str(tmp_path / "out"), *other]) == 0
     assert ("pip install vllm==0.33.0" in capsys.readouterr().out) == (name == "triton")  # the others have an image
@@ -188,7 +179,7 @@ def test_edits_stay_where_nothing_else_changes(tmp_path, capsys, subtests):
             for name in texts:
                 with (out / name).open("a") as file:
                     file.write("# mine\n")
-            before = contents(out)
+            before = tree(out)
             capsys.readouterr()
             document = upgraded(capsys, out, "--apply")
 
@@ -196,7 +187,7 @@ def test_edits_stay_where_nothing_else_changes(tmp_path, capsys, subtests):
             assert sorted(row["path"] for row in document["files"] if row["fate"] == "kept") == texts
             errors = [(row["code"], row["file"]) for row in document["findings"] if row["severity"] == "error"]
             assert errors == [("W020", name) for name in texts if name.endswith(".safetensors")]
-            assert contents(out) == before
+            assert tree(out) == before
 
 
 @pytest.mark.slow
@@ -223,7 +214,7 @@ def test_a_folder_of_an_earlier_version_becomes_what_build_writes(name, tmp_path
     assert document["status"] == "applied"
     options = ["--profile", "latency", "--trtllm", "1.1.0", "--format", name]
     assert main([*R1, *options, "--output", str(tmp_path / "new")]) == 0
-    assert contents(folder) == contents(tmp_path / "new")
+    assert tree(folder) == tree(tmp_path / "new")
 
 
 def test_an_edited_file_of_an_earlier_version_is_shown_and_decided_by_keep(tmp_path, capsys):
@@ -284,12 +275,12 @@ def test_what_is_no_folder_to_upgrade_is_refused(folder, capsys, monkeypatch):
     for argv, expected in cases:
         assert expected in refused(capsys, *argv, code=2)
     # The shell would stay in the folder that is the backup now, and the next upgrade would be the backup's.
-    before = contents(place)
+    before = tree(place)
     for here in (place, place / "tensorrt_llm"):
         monkeypatch.chdir(here)
         assert f"cd out of {place} first" in refused(capsys, place, "--trtllm", *other, code=2)
     assert main(["upgrade", str(place), "--trtllm", "1.2.1"]) == 0
-    assert contents(place) == before
+    assert tree(place) == before
     capsys.readouterr()
     # A kill took it away: it is found in its backup, which is not upgraded itself.
     monkeypatch.chdir(place.parent)
@@ -331,11 +322,11 @@ def test_a_folder_of_a_newer_version_is_not_taken_back(folder, capsys):
     codes = {f"{__version__}.1": 2, "99.0": 2, "99.0.0rc1": 2, __version__: 0, "0.0.9": 0, "?": 0}
     for version, code in codes.items():
         path.write_text(json.dumps(json.loads(whole) | {"version": version}))
-        before = contents(folder)
+        before = tree(folder)
         assert main(["upgrade", str(folder), "--apply"]) == code, version
         if code:
             assert f"found one of {version}; " in capsys.readouterr().err
-            assert contents(folder) == before
+            assert tree(folder) == before
 
 
 @pytest.mark.slow
@@ -347,7 +338,7 @@ def test_a_pair_is_upgraded_whole(tmp_path, monkeypatch, capsys):
     assert f"upgrade both, in {pair.resolve()}" in refused(capsys, "pair/context", "--apply", code=2)
     assert main(["upgrade", "pair"]) == 0
     (pair / "deepseek-triton.json").unlink()
-    before = contents(pair)
+    before = tree(pair)
     capsys.readouterr()
     assert "own deepseek-triton.json beside context/, found none" in refused(capsys, pair, "--apply")
-    assert contents(pair) == before
+    assert tree(pair) == before

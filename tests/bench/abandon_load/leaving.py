@@ -94,7 +94,7 @@ def leaving_process(plan: Plan, parent: Any) -> None:
     """Sends its Findings."""
     if plan.traced:
         tracemalloc.start()
-    parent.send((_run_async if plan.face == "async" else _run_sync)(plan))
+    parent.send(asyncio.run(_leave_async(plan)) if plan.face == "async" else _run_sync(plan))
 
 
 class _Tally:
@@ -125,10 +125,6 @@ def _parts(plan: Plan) -> Iterator[tuple[str, int]]:
 
 
 # --- asyncio ---
-
-
-def _run_async(plan: Plan) -> Findings:
-    return asyncio.run(_leave_async(plan))
 
 
 async def _leave_async(plan: Plan) -> Findings:

@@ -3,6 +3,19 @@
 import pytest
 
 from deepseek_triton_tools.cli.main import main
+from support.hub_server import hub_server
+
+
+@pytest.fixture
+def hub(request):
+    """A hub with the files of the module."""
+    with hub_server(dict(request.module.FILES)) as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "weights"
 
 
 @pytest.fixture

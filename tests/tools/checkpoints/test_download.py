@@ -31,7 +31,7 @@ from deepseek_triton_tools.repository.hub_cache import HubName, unfinished_downl
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checksums import expected_checksums
 from deepseek_triton_tools.warming.transfer import Pace
-from support.hub_server import COMMIT, MODEL, Fault, hub_server, one_tensor
+from support.hub_server import COMMIT, MODEL, Fault, one_tensor
 
 SHARD, CONFIG = "model.safetensors", "config.json"
 
@@ -65,19 +65,8 @@ class Seen:
 
 
 @pytest.fixture
-def hub():
-    with hub_server(dict(FILES)) as server:
-        yield server
-
-
-@pytest.fixture
 def seen():
     return Seen()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "weights"
 
 
 def bring(server, folder, seen, *, token="", **options):

@@ -9,22 +9,11 @@ import sys
 import pytest
 
 from deepseek_triton_tools.repository.hub_cache import unfinished_downloads
-from support.hub_server import COMMIT, MODEL, Fault, hub_server, one_tensor
+from support.hub_server import COMMIT, MODEL, Fault, one_tensor
 from support.waiting import wait_for
 
 SHARD = "model.safetensors"
 FILES = {SHARD: one_tensor(500 * 1024), "config.json": b"{}"}
-
-
-@pytest.fixture
-def hub():
-    with hub_server(dict(FILES)) as server:
-        yield server
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "weights"
 
 
 def start(hub, folder, *options, **settings):
