@@ -112,7 +112,6 @@ def test_a_response_streams(triton, client):
     streamed = ask(client, RESPONSE, tools=[TOOL], stream=True)
     assert streamed.headers["content-type"].startswith("text/event-stream")
     events = events_of(streamed.text)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["type"] == "response.completed"
     kinds = [item["type"] for item in events[-1]["response"]["output"]]
     assert kinds == ["message", "function_call", "function_call"]

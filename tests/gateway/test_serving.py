@@ -1,5 +1,6 @@
 """The gateway's processes: a worker that dies loses its own requests only, and a stop lets requests finish."""
 
+import json
 import os
 import re
 import signal
@@ -238,11 +239,12 @@ def test_the_verb_serves_https_and_stops(tmp_path, workers):
             num_workers = client.get("/fleet", headers=headers[0]).json()["workers"]
             triton.clear()
             triton.script = until_stopped
-            with client.stream("POST", COMPLETION, json={**asked, "stream": True}, headers=headers[1]) as response:
-                lines = response.iter_lines()
-                assert "Hello" in next(lines)
+            asked = {"input": "Hi", "stream": True}
+            with client.stream("POST", "/v1/responses", json=asked, headers=headers[1]) as response:
+                lines = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: "))
+                events = [next(lines)]
                 process.terminate()
-                [*_, error] = filter(None, lines)
+                events += lines
             printed, complaints = process.communicate()
 
     assert (process.returncode, "Traceback" in complaints, num_workers) == (0, False, workers), complaints
@@ -251,7 +253,7 @@ def test_the_verb_serves_https_and_stops(tmp_path, workers):
     assert re.search(r'gateway_requests_total\{.*status="200"\} 3.0', counted)
     assert re.search(r'gateway_requests_total\{.*status="429"\} 5.0', counted)
     assert printed.count('"error":"rate_limit_exceeded"') == 5
-    assert "the gateway is being stopped" in error
+    assert (events[-1]["code"], events[-1]["sequence_number"]) == ("unavailable", len(events) - 1)
     [upstream_id] = [request["id"] for request in triton.asked]
     assert triton.stopped == [upstream_id]
     [logged] = [line for line in printed.splitlines() if '"key":"bob"' in line]

@@ -50,6 +50,7 @@ class ApiExchange:
         """The body's JSON, once it has been read."""
         self.has_events = False
         """A stream has begun, and not only with comments."""
+        self.num_events = 0  # of a response that is numbered, once it has failed
         self._receive = receive
         self._sends = send
         self._settings = settings
@@ -150,7 +151,7 @@ class ApiExchange:
         """Tell the error: as the response, or as the last event of a stream that has begun."""
         self.record.error_code = error.code or error.kind
         if self.begun:
-            await self.end_stream(error.event(is_typed=self.record.route == "/v1/responses"))
+            await self.end_stream(error.event(self.num_events if self.record.route == "/v1/responses" else None))
             return
         headers = list(error.headers)
         if error.retry_after_s is not None:

@@ -42,13 +42,13 @@ class OpenAIError(Exception):
         """The JSON of the response."""
         return msgspec.json.encode({"error": self._document()})
 
-    def event(self, *, is_typed: bool) -> bytes:
-        """The one event of a stream that failed before its first. is_typed: as the Responses API has events."""
-        if not is_typed:
+    def event(self, number: int | None) -> bytes:
+        """The last event of a stream that failed. number: of it among the Responses API's; None for another API."""
+        if number is None:
             return b"data: %b\n\n" % self.body()
         document = self._document()
         # OpenAI's clients raise what they find under "error", others go by the type.
-        typed = {**document, "type": "error", "sequence_number": 0, "error": document}
+        typed = {**document, "type": "error", "sequence_number": number, "error": document}
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(typed)
 
     def _document(self) -> dict[str, str | None]:

@@ -47,7 +47,7 @@ class ResponseWriter:
 
     def __init__(self, model: str, echoed: Mapping[str, object]) -> None:
         """echoed: fields of the request that the response repeats."""
-        self._number = 0
+        self.number = 0
         self._output: list[dict[str, object]] = []
         self._item: _Item | None = None
         self.document: dict[str, object] = {
@@ -135,12 +135,12 @@ class ResponseWriter:
         item = self._item
         assert item is not None
         item.pieces.append(text)
-        self._number += 1
+        self.number += 1
         kind = b"response.%b.delta" % item.stem.encode()
         # A template, because this is the one event of which there are many. Ids and types need no escapes.
         return (
             b'event: %b\ndata: {"type":"%b","sequence_number":%d,"item_id":"%b","output_index":%d,%b"delta":%b}\n\n'
-            % (kind, kind, self._number - 1, str(item.document["id"]).encode(), self._index, extra, _encode(text))
+            % (kind, kind, self.number - 1, str(item.document["id"]).encode(), self._index, extra, _encode(text))
         )
 
     def _end_item(self, status: str = "completed") -> bytes:
@@ -172,8 +172,8 @@ class ResponseWriter:
         return len(self._output) - 1
 
     def _event(self, kind: str, fields: Mapping[str, object]) -> bytes:
-        data = _encode({"type": kind, "sequence_number": self._number, **fields})
-        self._number += 1
+        data = _encode({"type": kind, "sequence_number": self.number, **fields})
+        self.number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
@@ -255,7 +255,8 @@ async def create_response(request: ApiRequest) -> None:
         hint = "the outputs of its calls" if last.get("tool_calls") else "a message of the user"
         raise invalid(f"input: expected {hint} at the end, got an answer of the assistant.", param="input")
     name, model = await request.model(asked.chat.model, asked.chat.most_tokens)
-    answer = ResponsesAnswer(ResponseWriter(name, asked.echoed), asked.chat)
+    writer = ResponseWriter(name, asked.echoed)
+    answer = ResponsesAnswer(writer, asked.chat)
     exchange = request.exchange
     try:
         await give(request, answer, chat_parts(request, asked.chat, model), stream=asked.chat.stream)
@@ -267,6 +268,8 @@ async def create_response(request: ApiRequest) -> None:
         exchange.record.error_code = code
         message = openai_error(error, exchange.record.route, request.document).message
         await exchange.end_stream(answer.fail(code, message))
+    finally:
+        exchange.num_events = writer.number
 
 
 async def count_input_tokens(request: ApiRequest) -> None:
