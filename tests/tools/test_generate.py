@@ -80,6 +80,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(run, model_server, tmp_pa
         (["hi", "--timeout", "nan"], "expected a number of seconds above 0, got 'nan'"),
         (["hi", "--token-file", "nowhere"], "the token can't be read from nowhere: No such file"),
         (["hi", "--key", "nowhere"], "tls.key"),
+        (["hi", "--ca", __file__], "tls.ca: expected certificates in PEM"),
     ]
     contents = {"{": "is not JSON", "{}": "messages: expected a list", '[{"role": 1}]': "messages[0]: expected"}
     for number, (content, expected) in enumerate(contents.items()):

@@ -102,15 +102,13 @@ def chat_model(client: Client) -> tuple[str, bool]:
 
 
 def client_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return a client's model, certificates and token. Raises ToolError for a token that can't be read."""
+    """Return a client's model, certificates and token. Raises ToolError or InvalidRequest for wrong files."""
     from deepseek_triton_client import Tls
 
-    return {
-        "model_name": args.model,
-        "model_version": args.model_version,
-        "tls": Tls(ca=args.ca, certificate=args.cert, key=args.key),
-        "token": _token(args.token_file),
-    }
+    tls = Tls(ca=args.ca, certificate=args.cert, key=args.key)
+    if tls != Tls():
+        tls.context()  # a file that is no PEM is refused now
+    return {"model_name": args.model, "model_version": args.model_version, "tls": tls, "token": _token(args.token_file)}
 
 
 def _token(path: Path | None) -> str | Callable[[], str] | None:

@@ -136,7 +136,7 @@ def _say(line: str, code: int) -> None:
 def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
     """Return what `ask` says in time. It runs in a thread: some steps, such as looking up a name, have no limit.
 
-    :raises ToolError: when the token or a certificate can't be used: no server was asked then.
+    :raises ToolError: when the token can't be read: no server was asked then.
     """
     outcome: list[Verdict | BaseException] = []
 
@@ -154,10 +154,9 @@ def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
     result = outcome[0]
     if isinstance(result, Verdict):
         return result
-    if isinstance(result, DeepseekTritonError) and not result.message.startswith("tls."):
+    if isinstance(result, DeepseekTritonError):
         return _verdict_of(result)
-    # The token is read for each request, and the certificates before the first.
-    if isinstance(result, (DeepseekTritonError, ToolError)):
+    if isinstance(result, ToolError):  # the token is read for each request
         raise ToolError(" ".join(str(result).split()), exit_code=2) from result
     raise result
 
