@@ -252,8 +252,6 @@ def test_a_served_name_and_revision_are_looked_up_in_the_cache(repository, cache
     assert only(repository).folder == other
     set_model(repository, "/models/gone")
     assert "/models/gone is not there" in refused(repository)
-    edit(repository, "engine: tensorrt_llm", "engine: simulated")
-    assert "the simulated engine reads no weights" in refused(repository)
 
 
 def test_a_draft_model_of_its_own_is_taken_too(tmp_path):

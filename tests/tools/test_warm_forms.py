@@ -82,7 +82,7 @@ def test_every_number_has_its_reason(form, repository, checkpoint, name):
 
 def test_a_checkpoint_of_unknown_size_or_without_weights_is_refused(tmp_path, capsys):
     cases = {"model: /nowhere/Mine\n": "/nowhere/Mine is neither on this machine nor known by name"}
-    cases["model: tiny\ntriton_config:\n  engine: simulated\n"] = "nothing to warm"
+    cases["model: tiny\ntriton_config:\n  engine: simulated\n"] = "the simulated engine reads no weights"
     for number, (text, said) in enumerate(cases.items()):
         path = tmp_path / str(number) / "model/1/model.yaml"
         path.parent.mkdir(parents=True)

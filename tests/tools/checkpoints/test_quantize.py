@@ -345,11 +345,11 @@ def cut_shard(folder):
 
 BF16 = ["--to", "bf16"]
 REFUSED = [
-    (None, ["--to", "w4afp8"], 1, "expected --act-scales for w4afp8"),
-    (None, ["--to", "fp8"], 1, "expected a checkpoint in another precision than fp8, found that one already"),
-    (None, [*BF16, "--kv-cache", "fp8"], 1, "--kv-cache fp8 is written for fp8"),
+    (None, ["--to", "w4afp8"], 2, "expected --act-scales for w4afp8"),
+    (None, ["--to", "fp8"], 2, "expected a checkpoint in another precision than fp8, found that one already"),
+    (None, [*BF16, "--kv-cache", "fp8"], 2, "--kv-cache fp8 is written for fp8"),
     (None, [], 2, "expected --to w4afp8, fp8 or bf16, or --kv-cache fp8"),
-    (None, ["--kv-cache", "fp8", "--mtp", "drop"], 2, "--output, --act-scales, --mtp and --share go with --to"),
+    (None, ["--kv-cache", "fp8", "--workers", "2"], 2, "--output, --act-scales, --mtp, --share, --workers and"),
     (cut_shard, BF16, 1, "truncated: it has"),
     (written("config.json", "{}"), BF16, 1, "expected num_hidden_layers as a whole number, found null"),
     (missing_tensor, BF16, 1, "expected every tensor that model.safetensors.index.json names"),
@@ -378,7 +378,7 @@ def test_what_cant_be_is_refused_in_one_line_and_nothing_is_written(tmp_path, re
 def test_w4afp8_takes_no_fp8_kv_cache(source, w4afp8, to_w4afp8, tmp_path, refused):
     before = digests(w4afp8)
     for words in ((source, *to_w4afp8, "--output", tmp_path / "out"), (w4afp8,)):
-        assert "TensorRT-LLM is known to crash" in refused("quantize", *words, "--kv-cache", "fp8")
+        assert "TensorRT-LLM is known to crash" in refused("quantize", *words, "--kv-cache", "fp8", code=2)
     assert digests(w4afp8) == before
 
 
@@ -390,7 +390,7 @@ def test_scales_that_miss_an_expert_or_are_another_models_are_refused(source, tm
     for number, (said, changes) in enumerate(cases.items()):
         scales = write_act_scales(tmp_path / f"{number}.safetensors", {**CONFIG, **changes})
         options = ("--to", "w4afp8", "--act-scales", scales, "--output", tmp_path / "out")
-        line = refused("quantize", source, *options)
+        line = refused("quantize", source, *options, code=2)
         assert said in line
         assert ("and 11 more" in line) == (number == 0)
 

@@ -142,11 +142,11 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
         except CheckpointError as error:
             problems.append(str(error))
     problems += _missing_parts(jobs, config, num_layers, num_mtp)
-    if not problems:
-        problems += _wrong_wishes(jobs, config, options)
-    if problems:
+    wishes = [] if problems else [*_wrong_wishes(jobs, config, options)]
+    if problems := problems or wishes:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
-        raise CheckpointError(f"{source.folder}: {'; '.join(problems[:_MOST_NAMED])}{more}")
+        said = f"{source.folder}: {'; '.join(problems[:_MOST_NAMED])}{more}"
+        raise CheckpointError(said, exit_code=2 if wishes else 1)
     total = sum(output.num_bytes for job in jobs for output in job.outputs)
     shard_bytes = options.shard_bytes or min(MOST_SHARD_BYTES, max(LEAST_SHARD_BYTES, total // _NUM_SHARDS))
     shards = dealt(jobs, lambda job: job.outputs, shard_bytes)
@@ -242,10 +242,7 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
     if options.kv_cache_fp8 and is_w4afp8:
         yield W4AFP8_KV_CACHE
     if options.kv_cache_fp8 and options.target == "bf16":
-        yield (
-            "--kv-cache fp8 is written for fp8; for bf16, set kv_cache_config.dtype: fp8 in model.yaml (build "
-            "--kv-cache-dtype fp8)"
-        )
+        yield "--kv-cache fp8 is written for fp8; for bf16, set kv_cache_config.dtype: fp8 in your own model.yaml"
     if is_w4afp8 and any(job.weight.format == "int4" for job in jobs):
         yield "expected a checkpoint in FP8 or bfloat16, found W4AFP8 already"
     elif all(job.weight.format == job.written_as for job in jobs) and options.keep_mtp:

@@ -284,7 +284,7 @@ def _add_cut(forms: Verbs) -> None:
     )
     option(verb, "source DIR", "folder of the checkpoint", path)
     option(verb, "--layers N", "keep the first N layers", positive, required=True)
-    option(verb, "--output DIR", "folder to write; it must not exist", path, required=True)
+    option(verb, "--output DIR", "folder to write, new or empty", path, required=True)
     what = "keep the first N routed experts of each layer, and the router's rows for them (default: all)"
     option(verb, "--experts N", what, positive)
     option(verb, "--mtp", "keep the MTP layer, after the last layer that is kept")

@@ -25,7 +25,7 @@ def add_quantize_form(forms: Verbs) -> None:
         "--output /models/DeepSeek-R1-W4AFP8",
         "deepseek-triton checkpoint quantize /models/DeepSeek-R1 --kv-cache fp8",
         notes="Run the same command again after a stop, and it goes on. Exit codes: 0 the checkpoint is complete; 1 it "
-        "failed; 3 this share is done, others are not.\ndocs/checkpoints.md says what is written, and how fast.",
+        "failed; 2 wrong command line; 3 this share is done, others are not.\ndocs/checkpoints.md has more.",
     )
     option(verb, "source DIR", "folder of the checkpoint", path)
     targets = "w4afp8: experts in INT4; fp8: blocks of 128 x 128; bf16"
@@ -68,17 +68,16 @@ def _switch_kv_cache(args: argparse.Namespace) -> int:
 
     if args.kv_cache is None:
         raise ToolError("expected --to w4afp8, fp8 or bf16, or --kv-cache fp8", exit_code=2)
-    if args.output or args.act_scales or args.mtp == "drop" or args.share != (1, 1):
-        raise ToolError(
-            "--output, --act-scales, --mtp and --share go with --to; without it only hf_quant_config.json is changed",
-            exit_code=2,
-        )
+    given = (args.output, args.act_scales, args.mtp == "drop", args.share != (1, 1), args.workers, args.shard_size)
+    if any(given):
+        names = "--output, --act-scales, --mtp, --share, --workers and --shard-size"
+        raise ToolError(f"{names} go with --to; without it only hf_quant_config.json is changed", exit_code=2)
     facts, findings = read_facts(args.source, str(args.source))
     if facts.is_contradictory:
         raise CheckpointError("; ".join(f"{finding.file}: {finding.message}; {finding.fix}" for finding in findings))
     change = quant_config_change(args.source, "FP8")
     if change.after["quantization"]["quant_algo"] == "MIXED_PRECISION":
-        raise CheckpointError(f"{args.source}: {W4AFP8_KV_CACHE}")
+        raise CheckpointError(f"{args.source}: {W4AFP8_KV_CACHE}", exit_code=2)
     write_quant_config(change)
     update_manifest(args.source, change.path.name)
     _say(args, change.summary, {"changed": str(change.path) if change.is_needed else None})

@@ -91,7 +91,7 @@ def served_models(model_yaml: Path) -> list[ServedModel]:
     triton, model = _section(document.values, "triton_config"), document.values.get("model")
     engine = triton.get("engine", "tensorrt_llm")
     if engine == "simulated":
-        raise NothingToReadError(f"{model_yaml}: the simulated engine reads no weights; there is nothing to warm")
+        raise NothingToReadError(f"{model_yaml}: the simulated engine reads no weights")
     if not isinstance(model, str) or not model:
         raise CheckpointError(
             f"{model_yaml}: expected model: and a checkpoint's folder or name, found {short_repr(model)}"
