@@ -123,6 +123,12 @@ def test_a_point_that_is_named_twice_has_two_runs_and_every_point_files_of_its_o
         assert (figures["duration"], figures["num_prompts"]) == (step.run.figures.duration_s, step.load.num_requests)
         assert len(read_samples(tmp_path / f"{name}.requests.jsonl.gz")) == step.load.num_requests
 
+    output = OutputFolder(tmp_path / "full")
+    (tmp_path / "full/report.html").mkdir()  # it can't be written, as where a disk is full by then
+    with pytest.raises(ToolError, match=r"report\.html"):
+        output.write(result, first)
+    assert (output.num_runs, output.summary.partition(", and")[0]) == (1, "bench.json, figures.csv")
+
 
 @pytest.mark.slow
 def test_a_run_that_ctrl_c_ended_is_none_of_the_repeats(tmp_path):

@@ -252,7 +252,7 @@ def write_document(document: Mapping[str, Any], path: Path) -> None:
         file.write("\n")
 
 
-def read_result(path: Path) -> BenchResult:
+def read_result(path: Path, *, exit_code: int = 1) -> BenchResult:
     """Read a file that `write_result` wrote, or FILE_NAME in a folder.
 
     :raises ToolError: where it can't be read; it names the first field that is wrong.
@@ -267,9 +267,10 @@ def read_result(path: Path) -> BenchResult:
             raise ValueError(f"its schema is {schema!r}")
         return msgspec.convert(document, BenchResult)
     except OSError as error:
-        raise ToolError(f"{path} can't be read: {error.strerror}") from error
+        raise ToolError(f"{path} can't be read: {error.strerror}", exit_code=exit_code) from error
     except (ValueError, msgspec.ValidationError) as error:  # JSON's and UTF-8's errors are ValueErrors
-        raise ToolError(f"{path}: expected what deepseek-triton bench writes, {SCHEMA}; {error}") from error
+        said = f"{path}: expected what deepseek-triton bench writes, {SCHEMA}; {error}"
+        raise ToolError(said, exit_code=exit_code) from error
 
 
 def _with_infinity(part: dict[str, Any]) -> dict[str, Any]:

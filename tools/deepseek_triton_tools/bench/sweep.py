@@ -237,16 +237,17 @@ class OutputFolder:
         write_document(trtllm_document(result, figures), self._folder / f"{name}.trtllm-bench.json")
         write_samples(step.measured.records, self._folder / f"{name}.requests.jsonl.gz")
         write_result(result, self._folder / FILE_NAME)
+        self.num_runs += 1
         with whole_file(self._folder / _CSV_NAME) as file:
             file.write(csv_text(result))
         own = NamedResult(name=result.preset or self._folder.name, result=result)
         write_report(self._folder / _REPORT_NAME, [own], self._expected)
-        self.num_runs += 1
 
     @property
     def summary(self) -> str:
-        """The files in a few words."""
-        return f"{_REPORT_NAME}, {FILE_NAME}, {_CSV_NAME}, and the figures and requests of {self.num_runs} runs"
+        """The files in a few words. A full disk may keep some of them away."""
+        names = [name for name in (_REPORT_NAME, FILE_NAME, _CSV_NAME) if (self._folder / name).is_file()]
+        return f"{', '.join(names)}, and the figures and requests of {self.num_runs} runs"
 
 
 # --- A run as other tools write it ---
