@@ -376,7 +376,8 @@ class Output:
                 except (ValueError, AttributeError):
                     problem = "is no answer of a batch"
                 else:
-                    if row is None or place != (row.id, row.digest):
+                    # A row that failed may have been mended since.
+                    if row is None or place[0] != row.id or (place[1] != row.digest and "error" not in record):
                         other = "ends before" if row is None else f"has another row {row.id!r} there"
                         problem = f"answers row {place[0]!r}, and the input {other}"
                 if row is None or problem:
