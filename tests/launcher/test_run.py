@@ -218,7 +218,8 @@ def test_a_launch_waits_for_the_one_before_it_that_is_stopping(supervise, serve)
 WRONG = [
     (["run"], "no command"),
     (["run", "--repository", "/nowhere", "--", "true"], "there is no folder /nowhere"),
-    (["run", "--ready-file", "/nowhere/ready", "--", "true"], "--ready-file /nowhere/ready: expected a folder"),
+    (["run", "--ready-file", "/nowhere/ready", "--", "true"], "--ready-file /nowhere/ready: expected a file in"),
+    (["run", "--ready-file", "/tmp", "--", "true"], "--ready-file /tmp: expected a file in"),
     (["run", "--", "tritonserver", "--allow-http=false"], "--allow-http is off"),
     (["run", "--", "tritonserver", "--allow-http", "Off"], "--allow-http is off"),
     (["run", "--ranks", "0", "--", "true"], "expected 1 or more"),

@@ -92,7 +92,7 @@ def test_release_gpu_and_model_of_a_file_can_be_said(tmp_path):
     path.write_text("cuda_graph_config:\n  max_batch_size: 8\n")
     assert "cuda_graph_config" in checked(path, "--trtllm", "0.21.0", code=1)
     on_b200 = [path, "--trtllm", "1.2.1", "--gpu", "b200", "--gpus", "8"]
-    checked(*on_b200)
+    assert "--vllm" in run_command("check", *map(str, on_b200), "--vllm", "0.27.1").stderr
     path.write_text("moe_config:\n  backend: CUTLASS\n")
     printed = " ".join(checked(*on_b200).split())
     assert "not checked: the rules about the model and its memory" in printed

@@ -90,8 +90,7 @@ def _doctor(args: argparse.Namespace) -> int:
     hosts = _hosts(args)
     machine = Machine()
     expected, of_check = _expected(args, machine.hostname)
-    ports = _ports(args, by_triton=expected.by_triton)
-    expected = replace(expected, hosts=hosts, interface=args.interface, tune=args.tune, **ports)
+    expected = replace(expected, hosts=hosts, interface=args.interface, tune=args.tune, **_ports(args, expected))
     ssh = Ssh(port=args.ssh_port, args=tuple(_shell_words("--ssh-args", args.ssh_args)))
     results = _examine(args, machine, expected, ssh)
     if args.tune:
@@ -119,14 +118,14 @@ def _doctor(args: argparse.Namespace) -> int:
     return exit_code(findings)
 
 
-def _ports(args: argparse.Namespace, *, by_triton: bool) -> dict[str, Any]:
+def _ports(args: argparse.Namespace, expected: Expected) -> dict[str, Any]:
     """Fields of Expected: the ports that start.sh would take, because doctor speaks of the ones that will be used.
 
     :raises ToolError: when two are the same, or a variable of start.sh is no port.
     """
     take_start_variables(args, [f"{name}_port" for name in _PORTS])
-    ports = {f"{name}_port": getattr(args, f"{name}_port") or default for name, default in _PORTS.items()}
-    if by_triton and len({*ports.values()}) < len(ports):
+    ports = {f"{name}_port": getattr(args, f"{name}_port") or getattr(expected, f"{name}_port") for name in _PORTS}
+    if expected.by_triton and len({*ports.values()}) < len(ports):
         numbers = ", ".join(map(str, ports.values()))
         raise ToolError(f"HTTP, gRPC and metrics need a port each, got {numbers}", exit_code=2)
     return ports
@@ -214,8 +213,6 @@ _STATES: Mapping[SettingState, str] = {"differs": "33", "as advised": "32", "unk
 _HIDDEN = ("ok", "skipped")
 # Bytes of weights from which a rehearsal is worth its minute.
 _LARGE = 10**10
-# The most GPUs that can share the tiny model's 8 experts.
-_MOST_GPUS_OF_TINY = 16
 
 
 def exit_code(findings: Sequence[Reported]) -> int:
@@ -297,7 +294,8 @@ def show_rehearsal(expected: Expected) -> None:
     """Print how to try this machine before the weights are loaded; nothing where they are small or unknown."""
     if not expected.uses_gpus or not expected.gpu or (expected.checkpoint_bytes or 0) < _LARGE:
         return
-    gpus = min(expected.world_size or 1, _MOST_GPUS_OF_TINY)
+    # The most that can share the tiny model: vLLM also divides its 8 heads.
+    gpus = min(expected.world_size or 1, 16 if expected.is_tensorrt_llm else 8)
     versions = {"--trtllm": expected.release, "--vllm": expected.vllm}
     release = "".join(f" {option} {version}" for option, version in versions.items() if version)
     mpi = ", MPI" if expected.is_tensorrt_llm else ""

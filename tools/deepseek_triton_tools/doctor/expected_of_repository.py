@@ -17,7 +17,7 @@ from deepseek_triton_tools.doctor.findings import (
     MachineFinding,
     Reported,
 )
-from deepseek_triton_tools.repository.launch_facts import START_SCRIPT, node_memory, serving_of
+from deepseek_triton_tools.repository.launch_facts import OWN_PORT, SERVE_SCRIPT, START_SCRIPT, node_memory, serving_of
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 _ON_GPUS = (TENSORRT_LLM, VLLM)
@@ -44,13 +44,14 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         checkpoint_bytes = serving_of(str(model or repository)).size if checkpoint else None
     except CheckpointError:  # neither the files nor the catalogue know it
         checkpoint_bytes = None
+    folder = repository if repository.is_dir() else repository.parent
     try:
-        script = (repository / START_SCRIPT).read_text("utf-8", errors="replace")
+        script = (folder / (SERVE_SCRIPT if checked.backend == "none" else START_SCRIPT)).read_text("utf-8", "replace")
     except OSError:
         script = ""
     nodes = -(-world // target.gpus_per_node) if target and world else 1
     return Expected(
-        repository=os.path.abspath(repository if repository.is_dir() else repository.parent),
+        repository=os.path.abspath(folder),
         is_ours=checked.backend == "deepseek-triton",
         by_triton=checked.backend != "none",
         engine=checked.engine,
@@ -65,6 +66,7 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         checkpoint=checkpoint,
         checkpoint_bytes=checkpoint_bytes,
         tables=node_memory(stamp, nodes) if is_vllm else (0, 0),
+        http_port=int(port[1]) if (port := OWN_PORT.search(script)) else 8000,
         drivers=drivers,
         last_image="" if is_vllm else last_image(),
     )

@@ -14,7 +14,7 @@ from deepseek_triton_build.check import (
     find_code,
     instead_of_checkpoint,
 )
-from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -30,6 +30,9 @@ def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
         found = instead_of_checkpoint(options.model_root)
         raise ToolError(f"--model {options.model_root}: expected the checkpoint's folder, found {found}", exit_code=2)
     report = check_repository(repository, options)
+    for option, asked, engine in (("trtllm", options.release, "tensorrt_llm"), ("vllm", options.vllm, "vllm")):
+        if asked and report.models and engine not in {model.engine for model in report.models}:
+            complain(f"note: --{option} {asked} changes nothing: no model here is for {_LIBRARIES[engine]}")
     code = 1 if report.has_errors else 0
     with to_reader():
         if as_json:

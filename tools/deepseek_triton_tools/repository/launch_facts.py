@@ -158,7 +158,8 @@ _GIB = 2**30
 _READY_WITHIN = re.compile(r"READY_WITHIN:-(\d+)")
 _READY_WITHIN_S = 600
 _LAUNCHED = re.compile(r'(?s)DRY_RUN.*\n(?! *for )[^\n]*"\$\{start\[@\]\}"')
-_SERVE_PORT = re.compile(r"\bPORT:-(\d+)")
+OWN_PORT = re.compile(r"\bPORT:-(\d+)")
+"""The port that a serve.sh listens on by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +293,7 @@ def facts_of(source: str, *, without_triton: bool = False) -> LaunchFacts:
     shared, pinned = node_memory(stamp, nodes)
     # The stamp has neither deadline nor port, and who edits a script means the edited one.
     script = (folder / (START_SCRIPT if has_triton else SERVE_SCRIPT)).read_text("utf-8", errors="replace")
-    within, port = _READY_WITHIN.search(script), _SERVE_PORT.search(script)
+    within, port = _READY_WITHIN.search(script), OWN_PORT.search(script)
     if not has_triton and (port is None or "HOST:-" not in script):
         raise RepositoryError(
             f"{safe_name(source)}: expected {SERVE_SCRIPT} to listen at HOST and PORT, which launch sets, found "
@@ -374,10 +375,9 @@ def _problem(source: str, folder: Path, without_triton: bool) -> str | None:
         script, home = folder / START_SCRIPT, versions[0].parent
     stamp, _ = read_stamp(home, "")
     if stamp.text("engine") is None:
-        return (
-            f"{name} has no whole {MANIFEST}, which says what the folder was made for: copy the whole folder, or "
-            f"write it anew; see deepseek-triton check {name}"
-        )
+        more = f"; see deepseek-triton check {name}" if script.name == START_SCRIPT else ""
+        expected = f"{name} has no whole {MANIFEST}, which says what the folder was made for"
+        return f"{expected}: copy the whole folder, or write it anew{more}"
     for finding in changed_files(stamp, home, folder, ""):
         if finding.severity == "error":
             return f"{name}: {finding.message}; {finding.fix}"

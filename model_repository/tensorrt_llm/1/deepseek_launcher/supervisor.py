@@ -107,8 +107,8 @@ def run(options: RunOptions) -> int:
         Nothing was started then.
     """
     file = options.ready_file
-    if file is not None and not os.access(f"{file.parent}/.", os.W_OK | os.X_OK):
-        raise UsageError(f"--ready-file {file}: expected a folder that can be written to: make it, or name another")
+    if file is not None and (file.is_dir() or not os.access(f"{file.parent}/.", os.W_OK | os.X_OK)):
+        raise UsageError(f"--ready-file {file}: expected a file in a folder that can be written to: name another")
     tag = LaunchTag(launch=own_launch_id())
     models = model_names(options.repository) if options.repository else []
     _wait_for_stopping(options.ports)
