@@ -74,7 +74,10 @@ REFUSED = [
     ([FP4, "--gpu", "h200"], 1, "what works: --gpu b200"),
     ([FP4, "--gpu", "b200", "--precision", "fp8"], 2, "holds fp4 weights"),
     (["tiny", "--mtp", "0", "--gpu", "h200"], 2, "leave out --gpu, --mtp"),
-    (["tiny", "--vllm", "0.25.1"], 2, "leave out --vllm"),
+    (["tiny", "--vllm", "0.25.1"], 2, "leave out --vllm, or add --engine vllm"),
+    (["tiny", "--pp", "2", "--allow-unpublished"], 2, "leave out --pp, --allow-unpublished, or add --engine tensorrt"),
+    (["deepseek-r1", "--gpu", "h200", "--preset", "h200x8-r1-fp8-min-latency"], 1, "not tensorrt_llm; leave it out"),
+    (["deepseek-v4-pro-0813", "--gpu", "b300", "--trtllm", "1.2.1"], 2, "not for vllm; leave it out"),
     (["deepseek-r1", "--engine", "vlm", "--gpu", "h200"], 2, "did you mean 'vllm'?"),
     (["deepseek-r1", "--profile", "disag", "--gpu", "h200"], 2, "did you mean 'disagg'?"),
 ]

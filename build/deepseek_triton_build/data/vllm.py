@@ -133,7 +133,8 @@ def vllm_for_container(tag: str) -> VllmVersion:
     if month not in vllm_containers():
         newer = "no public page says which vLLM it has, and --vllm VERSION takes one that you know"
         note = newer if is_after(month, vllm_containers()) else ""
-        raise UnknownNameError("Triton container", tag.rpartition(":")[2], vllm_containers(), note=note)
+        known = [tag for tag, version in vllm_containers().items() if version in VLLM_VERSIONS]
+        raise UnknownNameError("Triton container", tag.rpartition(":")[2], known, note=note)
     return load_vllm(vllm_containers()[month])
 
 

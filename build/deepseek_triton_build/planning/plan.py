@@ -158,7 +158,7 @@ def _refused_beside(way: Mapping[str, Any], request: PlanRequest) -> dict[str, A
     """Return what the command line refuses beside `way`."""
     vllm_takes_none = request.allow_unpublished and way.get("engine") == "vllm"
     dropped: dict[str, Any] = {"allow_unpublished": False} if vllm_takes_none else {}
-    return dropped | ({"container": None} if request.container and way.keys() & {"release", "vllm"} else {})
+    return dropped | ({"container": None} if request.container and way.keys() & {"release", "vllm", "engine"} else {})
 
 
 # The combinations of a refusal are tried in thousands, most of them again for the next refusal of a matrix.
@@ -193,7 +193,8 @@ def _engine(request: PlanRequest, variant: Variant) -> str:
             f"{variant.name} is not served on the {engine} engine here; it runs on: {', '.join(variant.engines)}"
         )
     if request.preset and engine != "simulated":
-        said = f"--preset paces the simulated engine, not {engine}; add --engine simulated, or leave it out"
+        other = "add --engine simulated, or " if "simulated" in variant.engines else ""
+        said = f"--preset paces the simulated engine, not {engine}; {other}leave it out"
         raise RefusedPlanError(said, suggestion={"preset": None})
     if engine != "vllm" and (request.vllm is not None or request.parallel is not None):
         given = "--parallel" if request.vllm is None else "--vllm"
@@ -338,6 +339,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "kv_dtype": [None],
         "overrides": [()],
         "workload": [ANY_WORKLOAD],
+        "preset": [None],
         "model": [None],
         "gpu": [name for name in ("h200", "b200", "gb200-nvl72") if name in gpus()],
     }

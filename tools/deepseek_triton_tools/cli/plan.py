@@ -82,7 +82,7 @@ def _search(args: argparse.Namespace) -> int:
             (args.concurrency is not None, "--sla finds the concurrency: leave --concurrency out"),
             (args.from_bench is not None, "--sla finds profile and load: leave --from-bench out"),
             (args.from_recipe is not None, "--sla finds the settings: leave --from-recipe out"),
-            (args.pp != 1, "--sla has no paces of pipeline stages: leave --pp out"),
+            ((args.pp or 1) != 1, "--sla has no paces of pipeline stages: leave --pp out"),
             (
                 args.engine not in (None, "tensorrt_llm") or args.preset is not None,
                 "--sla plans for TensorRT-LLM: leave --engine and --preset out; a plan is rehearsed with --write-pace "

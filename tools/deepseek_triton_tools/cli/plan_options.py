@@ -112,7 +112,7 @@ def add_plan_options(verb: VerbParser) -> None:
     option(own, "--relaxed-acceptance", "accept likely draft tokens while R1 reasons")
     option(own, "--kv-cache-dtype", "KV cache's type; auto: as in the checkpoint", choices=("auto", "fp8"))
     option(own, "--parallel", "of vLLM's attention (default: dp for throughput, else tp)", choices=("tp", "dp"))
-    option(own, "--pp N", "pipeline stages (default: 1)", positive, default=1)
+    option(own, "--pp N", "pipeline stages (default: 1)", positive)
     any_key = "set any argument of the engine, or triton_config.*, to a YAML value; may be repeated"
     recipe = (
         "an engine configuration of TensorRT-LLM, or a vLLM recipe, by path or https address: its values, as --set's"

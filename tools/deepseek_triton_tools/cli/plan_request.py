@@ -37,7 +37,7 @@ _FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--g
 _FOR_GPUS = (
     *("--gpu", "--gpus", "--precision", "--profile", "--trtllm", "--vllm", "--image"),
     *("--isl", "--osl", "--concurrency", "--from-bench", "--from-recipe", "--slo"),
-    *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--parallel", "--set"),
+    *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--parallel", "--pp", "--set", "--allow-unpublished"),
 )
 """Options that have no meaning without an engine that runs on GPUs."""
 _FOR_ONE_ENGINE = {
@@ -63,8 +63,9 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     if args.variant is None:
         raise OptionError("VARIANT is missing: name the model that is to be served")
     chosen = choose_model(args)
-    if args.engine is None and args.trtllm is not None and _engine(chosen.variant, None) == "vllm":
-        args.engine = "tensorrt_llm"  # which the release is of; the planner refuses a model that it can't serve
+    both = variants()[chosen.variant].engines if chosen.variant in variants() else ()
+    if args.engine is None and args.trtllm is not None and both == ("vllm", "tensorrt_llm"):
+        args.engine = "tensorrt_llm"  # which the release is of
     _refuse_meaningless(args, chosen.variant)
     if args.gpu is None and _needs_gpu(chosen.variant, args.engine):
         raise OptionError(f"{chosen.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
@@ -83,7 +84,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         mtp=args.mtp,
         relaxed_acceptance=args.relaxed_acceptance,
         kv_dtype=args.kv_cache_dtype,
-        pipeline_parallel_size=args.pp,
+        pipeline_parallel_size=args.pp or 1,
         engine=args.engine,
         preset=None if _has_sides(args) else preset_or_file(args.preset),
         decoupled=args.decoupled,
@@ -123,7 +124,7 @@ def _take_recipe(args: argparse.Namespace) -> tuple[dict[str, Any], tuple[tuple[
     recipe.options = {name: value for name, value in recipe.options.items() if value is not None}
     for name, value in tuple(recipe.options.items()):
         typed = getattr(args, name)
-        if typed is None or (name == "pp" and typed == 1):
+        if typed is None:
             setattr(args, name, value)
         elif str(typed).lower() != str(value).lower():
             recipe.notes.append(f"{recipe.name}: {name} {value}; --{name} {typed} is taken")
@@ -343,9 +344,9 @@ def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
     # The profile that asks for two servers is one of the embedded engines, too.
     is_pair = args.profile == DISAGGREGATED
     if given := _options_set(args, tuple(option for option in _FOR_GPUS if option != "--profile" or not is_pair)):
-        other = ", or add --engine tensorrt_llm" if "tensorrt_llm" in variants()[variant].engines else ""
+        engine = "vllm" if {*given}.intersection(_FOR_ONE_ENGINE["vllm"]) else "tensorrt_llm"
         raise OptionError(
-            f"{variant} runs on an embedded engine, without TensorRT-LLM: leave out {', '.join(given)}{other}"
+            f"{variant} runs on an embedded engine: leave out {', '.join(given)}, or add --engine {engine}"
         )
 
 
