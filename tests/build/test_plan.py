@@ -323,6 +323,7 @@ REFUSED = [
     ({"gpu": "h20"}, "did you mean 'h20-96' or 'h20-141'?"),
     ({"precision": "int8"}, "unknown precision 'int8'"),
     ({"profile": "fast"}, "unknown profile 'fast'"),
+    ({"profile": "disagg"}, "unknown profile 'disagg': a pair"),
     ({"engine": "sglang"}, "unknown engine 'sglang'"),
     ({"release": "1.2.9"}, "unknown TensorRT-LLM release '1.2.9'"),
     (SIMULATED | {"preset": "fast"}, "unknown preset 'fast': known so far: b200x8"),

@@ -230,6 +230,10 @@ def test_the_folders_own_format_is_compared(built):
     lines = built("--concurrency", "16", there=["--format", "trtllm-serve"])
     assert "serve.sh" in lines
     assert not [line for line in lines if "format" in line.split(":")[0] or "removed" in line]
+    for name in ("vllm-serve", "dynamo", "trtllm-eval"):
+        options = ["--profile", "throughput"]
+        (line,) = built(*options, there=[*options, "--format", name, "--force"])
+        assert line.endswith("nothing would change")
 
 
 @pytest.mark.slow

@@ -126,7 +126,8 @@ DISAGGREGATED = "disagg"
 def find_profile(name: str) -> Profile:
     """Return the profile of that name, or raise UnknownNameError, which names the nearest."""
     if name not in PROFILES:
-        raise UnknownNameError("profile", name, (*PROFILES, DISAGGREGATED))
+        note = "a pair of servers, which make_disaggregated_plan plans" if name == DISAGGREGATED else ""
+        raise UnknownNameError("profile", name, (*PROFILES, DISAGGREGATED), note=note)
     # A plan needs one profile, and reading all takes a tenth of its time. Its aliases are of profiles before it.
     return _profiles_through(name)[name]
 

@@ -154,7 +154,9 @@ def usable_formats(plan: Plan) -> tuple[str, ...]:
 
 
 def format_request(name: str, request: PlanRequest) -> PlanRequest:
-    """Return `request` with the workload of the format `name`, where it has one and none is asked for."""
+    """Return `request` with what the format `name` has of its own and is not asked for: workload, release or engine."""
+    if name == VLLM_SERVE and request.engine is None:
+        return replace(request, engine="vllm")
     if name == DYNAMO:  # whose container has a build of its own; the release is the nearest to it
         nearest = find_dynamo(request.dynamo).keys_of
         return replace(request, release=nearest) if request.release == DEFAULT_RELEASE else request

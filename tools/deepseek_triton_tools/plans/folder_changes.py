@@ -20,6 +20,8 @@ from deepseek_triton_build import (
     Plan,
     UpgradedFile,
     format_files,
+    format_request,
+    make_plan,
     manifests_of,
     plan_upgrade,
     read_manifest,
@@ -63,8 +65,10 @@ def _diff(plan: Plan, folder: Path) -> Iterator[str]:
     if not stamp:
         expected = f"{folder}: expected a folder that build wrote, found no {MANIFEST} that can be read"
         raise ToolError(expected, exit_code=2)
-    format = stamp.get("format")
-    files = format_files(format if isinstance(format, str) else DEFAULT_FORMAT, plan, version=__version__)
+    format = str(stamp.get("format") or DEFAULT_FORMAT)
+    if (request := format_request(format, plan.request)) != plan.request:
+        plan = make_plan(request)
+    files = format_files(format, plan, version=__version__)
     new = {file.path.as_posix(): file.content for file in files}
     recorded = stamp.get("files")
     names = {*new, *(name for name in (recorded if isinstance(recorded, dict) else ()) if is_inside(name))}
