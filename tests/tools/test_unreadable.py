@@ -37,7 +37,6 @@ UNREADABLE = [
     ([*HTTPS, "--ca", "closed/file"], "closed/file"),
     ([*HTTPS, "--ca", "file"], "file"),
     ([*HTTPS, "--cert", "open", "--key", "closed/file"], "closed/file"),
-    (["probe", "live", "https://127.0.0.1:9", "--ca", "closed/file"], "closed/file"),
     (["chat", "--load", "closed/file"], "closed/file"),
     (["serve", "closed"], "closed"),
     (["serve", "closed/repository"], "closed/repository"),

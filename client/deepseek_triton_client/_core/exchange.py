@@ -80,8 +80,9 @@ class Exchange:
         counts = [each.num_output_tokens for each in answers if each.num_output_tokens is not None]
         metrics = [each.perf_metrics for each in answers if each.perf_metrics is not None]
         reasoning = [each.num_reasoning_tokens for each in answers if each.num_reasoning_tokens is not None]
+        counted = len(counts) == len(answers)  # OpenAI's usage is that of all together
         return Completion(
-            answers=tuple(answer.answer() for _, answer in sorted(self._answers.items())) or (Answer(text=""),),
+            answers=tuple(each.answer(counted) for _, each in sorted(self._answers.items())) or (Answer(text=""),),
             num_input_tokens=last.num_input_tokens if last else None,
             num_output_tokens=sum(counts) if counts else None,
             num_cached_tokens=last.num_cached_tokens if last else None,
@@ -199,14 +200,14 @@ class _PartialAnswer:
         if chunk.perf_metrics is not None:
             self.perf_metrics = chunk.perf_metrics
 
-    def answer(self) -> Answer:
+    def answer(self, counted: bool) -> Answer:
         return Answer(
             text="".join(self.text),
             reasoning="".join(self.reasoning),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            num_output_tokens=self.num_output_tokens,
-            num_reasoning_tokens=self.num_reasoning_tokens,
+            num_output_tokens=self.num_output_tokens if counted else None,
+            num_reasoning_tokens=self.num_reasoning_tokens if counted else None,
             output_ids=tuple(self.output_ids),
             cumulative_logprob=self.cumulative_logprob,
             logprobs=tuple(self.logprobs),
