@@ -69,6 +69,7 @@ SETTINGS = [
     # Reasoning ends by itself: DeepSeek's own length of an answer, where the context and the backend accept it
     (ANY, {"max_seq_len": 65536, MAX_TOKENS: 32_768}),
     (ANY | by_hand(("triton_config.max_inflight_tokens", 20_000)), {MAX_TOKENS: 20_000 - 1024}),
+    (ANY | by_hand(("max_seq_len", 4096), ("max_batch_size", 16)), {MAX_TOKENS: 4096 - 1024}),
     ({"variant": "deepseek-v3.2-speciale", **B200}, {MAX_TOKENS: 65_536 - 1024}),
     (ANY | B200 | FULL, {"max_seq_len": 65536}),
     (ANY | FAST, {"max_seq_len": 65536}),

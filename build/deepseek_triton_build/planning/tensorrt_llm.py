@@ -104,8 +104,8 @@ class TrtllmEngine:
         llm_args = {setting.key: setting.value for setting in arguments.settings}
         honoured, sampler = honoured_fields(release, llm_args), sampler_of(release, llm_args)
         return EngineLimits(
-            batch=self.sizes.max_batch_size,
-            longest=self.sizes.max_seq_len,
+            batch=arguments.canonical["max_batch_size"],
+            longest=arguments.canonical["max_seq_len"],
             within="max_seq_len; the scheduler reserves prompt + max_tokens for each",
             why_left_out=lambda name: "" if name in honoured else f"the {sampler} of {release.version} ignores {name}",
             warmup=(
