@@ -209,7 +209,7 @@ class Chat:
 def _checked(params: SamplingParams) -> SamplingParams:
     """Raises ToolError when they ask for several answers."""
     if (params.n or 1) > 1 or (params.best_of or 1) > 1:
-        raise ToolError("a chat has one answer to each turn: leave out n and best_of")
+        raise ToolError("a chat has one answer to each turn: leave out n and best_of", exit_code=2)
     return params
 
 
