@@ -128,7 +128,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path, monkeypatch, refused, subtests)
         "nowhere/at/all": "there is no folder nowhere/at/all, and a name on the hub is OWNER/NAME",
         "gpt2": "there is no folder gpt2, and a name on the hub is OWNER/NAME",
         "empty": "empty has no tokenizer.json",
-        "org/other": "org/other: .* deepseek-triton checkpoint download org/other",
+        "org/other": "org/other: .* deepseek-triton checkpoint download org/other --include tokenizer.json",
         "broken": "broken/tokenizer.json is no tokenizer",
     }
     for (name, message), kind in itertools.product(messages.items(), (ONE, "show f")):

@@ -29,8 +29,8 @@ def test_without_lm_eval_one_line_says_how_to_get_it(capsys, tmp_path, monkeypat
 def test_what_is_refused(capsys, subtests):
     without_a_meaning = {
         ("tiny", "--data", "x", "--chat"): ["--data is for gsm8k", "--chat is for"],
-        ("mmlu", "--scorer", "regex"): ["--scorer is for own"],
-        ("mmlu", "--like", "lm-eval"): ["--like lm-eval is for gsm8k"],
+        ("mmlu", "--scorer", "regex", "--like", "lm-eval"): ["--scorer is for own", "--like lm-eval is for gsm8k"],
+        ("gsm8k", "--chat-template-kwargs", '{"thinking": true}'): ["--chat-template-kwargs goes with --chat"],
         ("own", "--set", "n=2"): ["--set n: one answer to each question"],
     }
     for words, expected in without_a_meaning.items():

@@ -79,5 +79,6 @@ def test_a_file_of_another_form_or_none_is_refused(tmp_path):
         with pytest.raises(ToolError, match=expected):
             own_questions(file, scorer="exact", limit=None)
     for missing, expected in ((None, "--task own needs --data FILE"), (tmp_path / "none", "no such file")):
-        with pytest.raises(ToolError, match=expected):
+        with pytest.raises(ToolError, match=expected) as refused:
             own_questions(missing, scorer="exact", limit=None)
+        assert refused.value.exit_code == 2

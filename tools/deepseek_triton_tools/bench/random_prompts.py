@@ -147,7 +147,7 @@ def tokenizer_counter(name: str) -> TokenCounter:
 
 def _tokenizer_file(name: str) -> Path:
     hub_name = None if Path(name).is_dir() else parse_hub_name(name)
-    folder = find_snapshot(hub_name)[0] if hub_name else Path(name)
+    folder = find_snapshot(hub_name, only="tokenizer.json")[0] if hub_name else Path(name)
     instead = "name a checkpoint's folder, or leave out the tokenizer"
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {name}, and a name on the hub is OWNER/NAME; {instead}")

@@ -48,7 +48,7 @@ def add_bench_options(verb: VerbParser) -> None:
     option(load, "--concurrency N,N", "requests under way at once, each number in turn (default: 16)", _numbers)
     option(load, "--rate --request-rate R,R", "requests a second, each rate in turn; inf: all at once", _rates)
     option(load, "--burstiness X", "1: Poisson arrivals (default); below 1 bursts, above 1 even ones", _above_zero)
-    text = "requests to measure at each load (default: 5 for each of --concurrency, else 100; all of a file)"
+    text = "requests, or conversations, at each load (default: 5 for each of --concurrency, else 100; all of a file)"
     option(load, "--num-prompts --num-requests N", text, positive)
     option(load, "--rounds K", "measure K requests for each one of --concurrency (default: 5)", positive)
     option(load, "--duration S", "send nothing after S seconds; requests are repeated as needed", duration)

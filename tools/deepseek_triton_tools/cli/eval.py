@@ -108,5 +108,7 @@ def _refuse_misplaced(args: argparse.Namespace) -> None:
         if is_present and (args.task or "--task-file") not in tasks
     ]
     problems += [f"--set {name}: one answer to each question" for name in ("n", "best_of") if name in args.fields]
+    if "chat_template_kwargs" in args.fields and not args.chat and args.task != "own":  # whose rows may be chats
+        problems.append("--chat-template-kwargs goes with --chat")
     if problems:
         raise ToolError("; ".join(problems), exit_code=2)

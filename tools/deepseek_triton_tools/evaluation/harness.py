@@ -108,7 +108,7 @@ def data_file(data: Path, patterns: Sequence[str], expected: str) -> Path:
     if data.is_file():
         return data
     if not data.is_dir():
-        raise ToolError(f"--data {data}: there is no such file or folder; expected {expected}")
+        raise ToolError(f"--data {data}: there is no such file or folder; expected {expected}", exit_code=2)
     for pattern in patterns:
         for path in sorted(data.glob(pattern)):
             return path

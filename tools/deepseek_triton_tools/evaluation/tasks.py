@@ -297,7 +297,7 @@ def own_questions(data: Path | None, *, scorer: str, limit: int | None) -> Evalu
     if data is None:
         raise ToolError('--task own needs --data FILE: JSON Lines with "question" and "answer"', exit_code=2)
     if not data.is_file():
-        raise ToolError(f"--data {data}: there is no such file")
+        raise ToolError(f"--data {data}: there is no such file", exit_code=2)
     rows = read_rows(data, ("answer",), partial(_problem, scorer=scorer))
     config = generation_config(
         "own",

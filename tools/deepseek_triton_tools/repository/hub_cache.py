@@ -59,17 +59,19 @@ def hub_cache() -> tuple[Path, str]:
     return Path(os.path.expanduser("~/.cache/huggingface/hub")), "by default"
 
 
-def find_snapshot(name: HubName, model_folder: Path | None = None) -> tuple[Path, str]:
+def find_snapshot(name: HubName, model_folder: Path | None = None, *, only: str = "") -> tuple[Path, str]:
     """Return the folder and the commit of the snapshot of one revision of a model.
 
     :param model_folder: the model's folder in a cache. None: its folder in the cache that the environment names.
+    :param only: the one file that is wanted, for the advice to download.
     :raises CheckpointError: when the model or the revision isn't there.
     """
     cache, cache_setting = hub_cache()
+    download = f"{name.download} --include {only}" if only else name.download
     model_folder = model_folder or cache / f"models--{name.model.replace('/', '--')}"
     if not os.path.isdir(model_folder):
         raise CheckpointError(
-            f"{name}: the Hugging Face cache ({cache_setting}) has no {model_folder}; download it: {name.download}, "
+            f"{name}: the Hugging Face cache ({cache_setting}) has no {model_folder}; download it: {download}, "
             "or set HF_HUB_CACHE to the cache that has it"
         )
     revision = _commit(model_folder, name) or name.revision
@@ -80,7 +82,7 @@ def find_snapshot(name: HubName, model_folder: Path | None = None) -> tuple[Path
         fix = f"name one of them, as {name.model}@{revisions[0]}, or download it" if revisions else "download it"
         raise CheckpointError(
             f"{name}: {model_folder} has no {safe_name(name.revision)}: looked at refs/{safe_name(name.revision)} and "
-            f"snapshots/{safe_name(revision)}; {others}; {fix}: {name.download}"
+            f"snapshots/{safe_name(revision)}; {others}; {fix}: {download}"
         )
     return folder, revision
 
