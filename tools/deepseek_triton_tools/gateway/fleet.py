@@ -214,7 +214,7 @@ class Fleet:
         soonest = min((member.check_in_s for member in members), default=0.0)
         kind = f"{role} server" if self._is_disaggregated else "server"
         text = told = f"no {kind} of this model can take the request now: {num_up} of {len(members)} are up"
-        if not num_up:  # Triton opens its ports when the models are loaded
+        if {member.state for member in members} <= {"new", "down"}:  # Triton opens its ports when the models are loaded
             text = told = f"{told}; one that loads its model can't be reached until it has"
         text += f"; {self.no_servers}" if self.no_servers else ""
         if is_deadly:
