@@ -365,6 +365,7 @@ REFUSED = [
     (by_hand(("tensor_parallel_size", 4)), "use --gpus"),
     (by_hand(("triton_config.max_inflght", 4)), "did you mean max_inflight?"),
     (by_hand(("triton_config.max_inflight", "x")), "expected a whole number"),
+    (by_hand(("triton_config.engine", "vllm")), "use --engine"),
     (by_hand(("context_parallel_size", 2)), "no ranks for it"),
     (by_hand(("triton_config.default_sampling.temprature", 1)), "did you mean temperature?"),
 ]

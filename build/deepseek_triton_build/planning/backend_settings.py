@@ -81,6 +81,8 @@ def _with_lists(value: Any) -> Any:
 
 def _refuse_backend_setting(key: str, value: Any) -> None:
     """Refuse a setting of triton_config that the backend doesn't have, or a value that it doesn't take."""
+    if key == "engine":
+        raise RefusedPlanError(f"--set {_ENGINE}: other settings depend on it; use --engine")
     section, _, name = key.partition(".")
     known: Mapping[str, Any] = BACKEND_SETTINGS
     if section == "default_sampling" and name:
