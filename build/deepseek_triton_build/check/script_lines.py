@@ -72,7 +72,9 @@ def mended_lines(text: str, file: str) -> tuple[str, list[Finding]]:
         findings.append(codes.BROKEN_SCRIPT.finding(message, fix, file=file, line=line))
         text = text.replace("\r\n", "\n")
     lines = text.splitlines(keepends=True)
-    for flag, last, comment_line in _lost_arguments(_without_heredocs(text)):
+    # Without the lines that it gives to a program's stdin.
+    unfed = _HEREDOC.sub(lambda found: found[0].replace(found[3], "\n" * found[3].count("\n")), text)
+    for flag, last, comment_line in _lost_arguments(unfed):
         line, why, fix = _cause(last, comment_line, flag.line)
         message = f"{why}, so {flag.word} and what follows it reach no program"
         findings.append(codes.LOST_ARGUMENTS.finding(message, fix, file=file, line=line, key=flag.word))
@@ -80,11 +82,6 @@ def mended_lines(text: str, file: str) -> tuple[str, list[Finding]]:
             kept = _COMMENT.sub("", _FLAG_IN_COMMENT.sub(r"\1\2", lines[index]))
             lines[index] = kept.rstrip(" \t\\\n") + " \\\n"
     return "".join(lines), findings
-
-
-def _without_heredocs(text: str) -> str:
-    """Return the script with empty lines instead of those that it gives to a program's stdin."""
-    return _HEREDOC.sub(lambda found: found[0].replace(found[3], "\n" * found[3].count("\n")), text)
 
 
 def _lost_arguments(text: str) -> Iterator[tuple[Place, Place, int]]:

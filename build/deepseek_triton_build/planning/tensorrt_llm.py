@@ -183,7 +183,9 @@ def _for_release(release: Release, chosen: Mapping[str, Setting]) -> tuple[tuple
         missing = [name for name in spelled if release.find_key(name) is None]
         if missing and key in _NEEDED:
             release.require_key(missing[0])
-        elif missing or (key not in _NEEDED and not _takes(release, spelled)):
+        elif missing or (
+            key not in _NEEDED and not all(fits(v, release.require_key(n).type) for n, v in spelled.items())
+        ):
             reason = f"TensorRT-LLM {release.version} has no {missing[0] if missing else f'{key} {setting.value}'}"
             omitted.append(Omission(key=key, value=setting.value, reason=reason))
         else:
@@ -191,11 +193,6 @@ def _for_release(release: Release, chosen: Mapping[str, Setting]) -> tuple[tuple
                 written.setdefault(name, Setting(name, value, setting.reason, source=setting.source))
     _drop_guided_decoding(release, written, omitted)
     return tuple(written.values()), tuple(omitted)
-
-
-def _takes(release: Release, spelled: Mapping[str, Any]) -> bool:
-    """Tell whether the values are among those that the release's keys have."""
-    return all(fits(value, release.require_key(name).type) for name, value in spelled.items())
 
 
 def _drop_guided_decoding(release: Release, written: dict[str, Setting], omitted: list[Omission]) -> None:

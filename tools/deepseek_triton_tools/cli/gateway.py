@@ -92,17 +92,13 @@ def add_options(verb: VerbParser) -> None:
     option(group, "--upstream-header NAME=VALUE", text, words, **several)
     option(group, "--upstream-ca FILE", "certificates to trust for https://, as PEM (default: the system's)", path)
     text = "port of their metrics, by which load is compared (default: 8002); none for no metrics"
-    option(group, "--metrics-port PORT", text, _metrics_port)
+    option(group, "--metrics-port PORT", text, lambda port: 0 if port == "none" else _port_or_none(port))
     group = verb.add_argument_group("watching it")
     option(group, "--access-log FILE", "a line of JSON for each request, to FILE or to stdout (-)", words)
     text = "send OpenTelemetry traces there by OTLP over HTTP, such as http://localhost:4318"
     option(group, "--traces URL", text, words, dest="traces_url")
     text = "ask for an API key on /metrics too"
     option(group, "--metrics-need-key", text, action="store_true", default=None)
-
-
-def _metrics_port(text: str) -> int:
-    return 0 if text == "none" else _port_or_none(text)
 
 
 def _gateway(args: argparse.Namespace) -> int:
