@@ -325,7 +325,7 @@ def _python(argv):
     elif argv[1].startswith("tools/"):
         assert (ROOT / argv[1]).is_file()
     else:
-        assert argv[1] == "supervise.py"
+        assert argv[1] == "tensorrt_llm/1/supervise.py"
         launcher_parser().parse_args(argv[2:])
 
 
