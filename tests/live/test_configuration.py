@@ -42,24 +42,19 @@ REFUSED: dict[str, tuple[dict[str, str], dict[str, object], list[str]]] = {
     "bad keys": (
         {},
         {
-            "engine": "sglang",
             "default_max_tokenz": 9,
             "stream_mode": "both",
             "default_timeout_ms": 0,
             "max_inflight": "many",
-            "max_batch_size": 8,
-            "default_sampling": {"top_p": 2, "top_q": 1},
+            "default_sampling": {"top_p": 2},
             "on_fatal": "panic",
         },
         [
-            "triton_config.engine: expected one of tensorrt_llm, vllm, reference, simulated, got 'sglang'",
             "triton_config.default_max_tokenz: unknown key, did you mean default_max_tokens?; known: ",
             "triton_config.stream_mode: expected one of delta, cumulative, got 'both'",
             "triton_config.default_timeout_ms: expected a whole number of milliseconds from 1, or null, got 0",
             "triton_config.max_inflight: expected a whole number from 1, or null, got 'many'",
-            "max_batch_size: expected 0: the engine batches, Triton does not, got 8",
             "triton_config.default_sampling.top_p: expected a number >= 0 and <= 1, got 2",
-            "triton_config.default_sampling.top_q: no such sampling field",
             "triton_config.on_fatal: expected one of exit, unready, got 'panic'",
         ],
     ),
@@ -67,14 +62,6 @@ REFUSED: dict[str, tuple[dict[str, str], dict[str, object], list[str]]] = {
         {},
         {"engine": "simulated", "engine_options": {}, "default_sampling": {"repetition_penalty": 1.1}},
         ["triton_config.default_sampling.repetition_penalty: the simulated engine has no logits to apply it to"],
-    ),
-    "bad engine options": (
-        {},
-        {"engine_options": {"num_thread": 1, "max_num_seqs": 0}},
-        [
-            "triton_config.engine_options.num_thread: unknown option; known: ",
-            "triton_config.engine_options.max_num_seqs: expected a whole number from 1, got 0",
-        ],
     ),
 }
 """What is wrong -> (lines of config.pbtxt that are replaced, keys of model.yaml, all that is said of it)."""

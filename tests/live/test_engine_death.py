@@ -5,21 +5,12 @@ Then the server ends, with a code that makes a supervisor start it again, or sta
 
 import pytest
 
-from deepseek_triton_client import Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.servers import dying_repository, see_it_die
 from support.web import web
 
 FATAL_EXIT_CODE = 137
-
-
-def test_later_requests_are_refused_with_the_code(client_kind, dead_server):
-    with client_kind.client(dead_server, retries=Retries(attempts=2, initial_s=0.01)) as client:
-        for ask in (client.generate, client.chat):
-            with pytest.raises(ServerUnavailable) as caught:
-                ask("too late")
-            assert caught.value.code == "E_UNAVAILABLE"
 
 
 def test_plain_http_has_the_code_in_the_message(dead_server):

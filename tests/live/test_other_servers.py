@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_client import InvalidRequest, Logprob, ModelNotFound, PerfMetrics, ServerError
+from deepseek_triton_client import InvalidRequest, Logprob, PerfMetrics, ServerError
 from deepseek_triton_tools.server.server_process import ServerProcess
 
 MODELS = Path(__file__).resolve().parents[1] / "other_models"
@@ -21,15 +21,13 @@ LONG = "x" * 100_000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """All of them; beside llmapi the same as upstream configures it, in the versions 1 and 3."""
+    """All of them; beside llmapi the same as upstream configures it."""
     folder = tmp_path_factory.mktemp("others") / "repository"
     shutil.copytree(MODELS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(folder / "llmapi", folder / "not_decoupled")
     config = folder / "not_decoupled/config.pbtxt"
     text = config.read_text().replace("decoupled: true", "decoupled: false")
-    config.write_text(text.replace('name: "llmapi"', 'name: "not_decoupled"') + "version_policy { all { } }\n")
-    third = shutil.copytree(folder / "llmapi/1", folder / "not_decoupled/3") / "model.py"
-    third.write_text(third.read_text().replace('value(request, "text_input")', 'value(request, "text_input") + b" v3"'))
+    config.write_text(text.replace('name: "llmapi"', 'name: "not_decoupled"'))
     with ServerProcess.serving(folder) as process:
         yield process
 
@@ -86,7 +84,7 @@ def test_the_prompt_is_put_before_the_text_where_that_is_asked_for(client_kind, 
 
 def test_llmapi_as_upstream_configures_it_has_no_streams(client_kind, server):
     with client_kind.client(server, model_name="not_decoupled") as client:
-        assert client.generate("hello").text == "hello v3"
+        assert client.generate("hello").text == "hello"
         with pytest.raises(REFUSED, match="only supported in decoupled mode"), client.stream("hello"):
             pass
 
@@ -126,17 +124,6 @@ def test_what_a_model_has_no_input_for_is_refused_by_name(client_kind, server):
             client.generate([1, 2], best_of=2)
         with pytest.raises(REFUSED, match="ignore_eos"):  # by the model itself
             client.generate("a", ignore_eos=True)
-
-
-def test_a_version_of_a_model_is_asked(client_kind, server):
-    for version, text in (("", "one v3"), ("1", "one"), ("3", "one v3")):
-        with client_kind.client(server, model_name="not_decoupled", model_version=version) as client:
-            assert client.generate("one").text == text
-    with client_kind.client(server, model_name="not_decoupled") as client:
-        assert client.metadata().versions == ("1", "3")
-    for absent in ({"model_name": "not_decoupled", "model_version": "2"}, {"model_name": "nobody"}):
-        with client_kind.client(server, **absent) as client, pytest.raises(ModelNotFound):
-            client.generate("one")
 
 
 def test_a_running_request_is_ended_by_its_id(client_kind, server):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_client import AsyncClient, Client, ProtocolError
+from deepseek_triton_client import AsyncClient, Client
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from deepseek_triton_tools.warming.server import ServerWarmOptions, warm_server
@@ -57,20 +57,6 @@ def test_the_twin_is_warmed_with_as_many_tokens_as_planned(
     assert sent >= 2 * (1 + 2)
     assert all(each["num_refused"] == 0 and each["answer_s"] > 0 for each in shapes[2, 64]["rounds"])
     assert before + sent <= served("requests_accepted_total") + 3 * 4  # counted a moment later
-
-
-def test_the_metrics_port_is_not_taken_for_a_server(simulated_server: ServerProcess) -> None:
-    address = simulated_server.metrics_url.removesuffix("/metrics")
-    with pytest.raises(ProtocolError, match=r"as Triton's metrics port gives"):
-        warm_server(ServerWarmOptions(client=functools.partial(AsyncClient, address)))
-
-
-def test_a_real_model_takes_the_token_ids(tiny_server: ServerProcess, warm: Any) -> None:
-    done = warm(tiny_server, batch_sizes=(2,), input_lengths=(48,), max_tokens=4)
-    [shape] = done.document["shapes"]
-    assert done.code in DONE
-    assert shape["status"] in ("steady", "not steady")
-    assert all(each["num_requests"] == 2 for each in shape["rounds"])
 
 
 def test_a_repository_says_the_shapes(trtllm_server: ServerProcess, trtllm_repository: Path, warm: Any) -> None:

@@ -8,7 +8,6 @@ from live.conftest import serving
 
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
-from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.scraping import published, value
 from support.servers import build, change_yaml
 from support.web import web
@@ -64,21 +63,3 @@ def test_the_first_request_is_the_first_that_is_counted(warmed: ServerProcess) -
     assert value(series, "requests_accepted_total") == 1
     assert value(series, "generated_tokens_total") == 5
     assert value(series, "inflight_sequences") == 0
-
-
-def test_an_engine_that_dies_of_it_fails_the_load_with_the_cause(tmp_path: Path) -> None:
-    folder = build(tmp_path / "repository", "tiny", "--engine", "simulated")
-    options = {"engine_options": {"fail_after": 3}, "warmup": {"shapes": [[4, 8]]}}
-    change_yaml(folder / "tensorrt_llm/1/model.yaml", **options)
-
-    with pytest.raises(ServerFailedError, match="the engine died while it was warmed up"):
-        ServerProcess.serving(folder)
-
-
-def test_an_engine_that_hangs_in_it_fails_the_load(tmp_path: Path) -> None:
-    folder = build(tmp_path / "repository", "tiny", "--engine", "simulated")
-    options = {"engine_options": {"hang_after": 3}, "warmup": {"shapes": [[4, 8]], "max_s": 1}, "hang_s": 1}
-    change_yaml(folder / "tensorrt_llm/1/model.yaml", **options)
-
-    with pytest.raises(ServerFailedError, match="the engine hangs: 1 request of 8 tokens had no answer in 1 s"):
-        ServerProcess.serving(folder)
