@@ -1,8 +1,8 @@
 """One active request: from sending it to the end of its answer."""
 
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from dataclasses import dataclass, field, fields, replace
 
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.exceptions import Cancelled, DeadlineExceeded, DeepseekTritonError, ServerUnavailable
@@ -34,7 +34,7 @@ class Exchange:
         self._watchdog = watchdog
         self._started = started
         self._pending: deque[Chunk] = deque()
-        self._answers: dict[int, _PartialAnswer] = {}
+        self._answers: dict[int, _PartialAnswer] = defaultdict(_PartialAnswer)
         self._last: Chunk | None = None
         self._num_received = 0
         self._first_s = self._last_s = 0.0
@@ -52,13 +52,11 @@ class Exchange:
 
     async def next(self) -> Chunk | None:
         """Return the next chunk; None at the end of a complete answer."""
-        while not self._pending:
-            if self._ended:
-                return None
+        while not self._ended and (not self._pending or self._lacks_counts()):
             if self._closed:
                 raise self._for_this_request(Cancelled("the stream was closed before its end"))
             await self._receive()
-        return self._pending.popleft()
+        return self._pending.popleft() if self._pending else None
 
     async def close(self) -> None:
         """Cancel the request unless it has ended. May be called again, and has to be after an interrupted call."""
@@ -111,32 +109,33 @@ class Exchange:
                 raise self._for_this_request(exc) from exc.__cause__
         self._watchdog.relax()
         try:
-            if outputs is None:
-                chunks = self._reader.end()
-                self._ended = True
-            else:
-                chunks = self._reader.chunks(outputs)
+            chunks = self._reader.end() if outputs is None else self._reader.chunks(outputs)
         except DeepseekTritonError as exc:
             # The answer isn't what was asked for, so nothing that comes on its connection is to be trusted any more.
             self._responses.interrupt()
             await self.close()
             raise self._for_this_request(exc) from exc.__cause__
-        if self._ended:
+        if outputs is None:
+            self._ended = True
             await self.close()
-        if outputs is not None:
+        else:
             self._num_received += 1
         for chunk in chunks:
             self._add(chunk)
 
     def _add(self, chunk: Chunk) -> None:
         self._last_s = time.monotonic() - self._started
-        if not self._first_s:
-            self._first_s = self._last_s
-        if chunk.index not in self._answers:
-            self._answers[chunk.index] = _PartialAnswer()
+        self._first_s = self._first_s or self._last_s
         self._answers[chunk.index].add(chunk)
         self._last = chunk
+        if self._lacks_counts() and not chunk.finish_reason:
+            counts = {each.name: getattr(chunk, each.name) for each in fields(chunk) if each.name.startswith("num_")}
+            chunk = replace(self._pending.pop(), **counts)
         self._pending.append(chunk)
+
+    def _lacks_counts(self) -> bool:
+        """Tell whether the last chunk waits for its counts, which OpenAI's API sends behind the end, if at all."""
+        return bool(self._pending) and self._reader.finished and self._pending[-1].num_output_tokens is None
 
     def _for_this_request(self, error: DeepseekTritonError) -> DeepseekTritonError:
         """Add this request's id and URL to the error. After its first response a request counts as processed."""
