@@ -185,11 +185,11 @@ def think(_):
     yield {"text_output": "yes\t\x1b[2J\nok", "reasoning_output": "", **END, "num_output_tokens": 3}
 
 
-def test_in_a_pipe_reasoning_and_text_are_plain_and_apart(run, model_server):
+def test_a_pipe_gets_the_plain_answer_alone(run, model_server):
     model_server.answer = think
 
-    assert run("--chat", "hi")[1] == "hm \x1b[31m\n\nyes\t\x1b[2J\nok\n"
-    assert run("--chat", "hi", "--hide-reasoning")[1] == "yes\t\x1b[2J\nok\n"
+    for whole in ((), ("--no-stream",)):
+        assert run("--chat", "hi", *whole)[1] == "yes\t\x1b[2J\nok\n"
 
 
 @pytest.mark.slow

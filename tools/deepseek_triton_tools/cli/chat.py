@@ -64,7 +64,7 @@ def add_options(verb: VerbParser) -> None:
     add_address(verb)
     option(verb, "--system TEXT", "system message, what the model is told first")
     option(verb, "--load FILE", "continue a conversation that /save wrote", path)
-    option(verb, "--hide-reasoning", "show the answers without the reasoning")
+    option(verb, "--hide-reasoning", "show the answers without the reasoning, as a pipe or a file does")
     add_client_options(verb)
     add_sampling_options(verb)
 

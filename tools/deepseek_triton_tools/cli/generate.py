@@ -52,7 +52,7 @@ def add_options(verb: VerbParser) -> None:
     option(form, "--raw", "have the prompt completed as it is")
     option(verb, "--system TEXT", "system message, what the model is told first; implies --chat")
     option(verb, "--no-stream", "wait for the whole text")
-    option(verb, "--hide-reasoning", "show the answer without the reasoning")
+    option(verb, "--hide-reasoning", "show the answer without the reasoning, as a pipe or a file does")
     option(verb, "-v --usage", "print tokens and times on standard error")
     option(verb, "--json", "print one JSON object with text, usage, times and details")
     batch = verb.add_argument_group(

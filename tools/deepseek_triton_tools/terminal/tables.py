@@ -101,10 +101,10 @@ def visible(text: str) -> str:
 
 class AnswerPrinter:
     """Writes an answer to stdout while it comes, the reasoning dimmed; a terminal's lines end between words. A pipe or
-    a file gets the text unchanged."""
+    a file gets the text alone, unchanged."""
 
     def __init__(self, *, with_reasoning: bool = True) -> None:
-        self._with_reasoning = with_reasoning
+        self._with_reasoning = with_reasoning and is_terminal()
         self._is_reasoning = False
         self._column = 0
         self._word, self._word_column = "", 0
