@@ -8,7 +8,7 @@ import yaml
 
 from deepseek_triton_build import UnknownNameError, catalog
 from deepseek_triton_build.check import CHECKS, find_code, rules_page
-from deepseek_triton_build.data.own_files import load_yaml
+from deepseek_triton_build.data.own_files import entry_of, load_yaml
 from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES, target_violations, violations
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE, Deployment
 
@@ -291,6 +291,9 @@ def test_each_code_is_unique_and_has_its_words_on_the_page():
         find_code("G999")
     with pytest.raises(LookupError, match=r"^L999 .*data/rules\.yaml"):
         _ = replace(RULES[0], code="L999").why
+    wrong = {"architecture": "hoper", "memory_mib": "46068 MiB", "published_min_gpus": {"fp8": "8"}}
+    with pytest.raises(LookupError, match=r"^a: architecture: .*; memory_mib: .*; published_min_gpus: [^;]*$"):
+        entry_of("a", catalog.Gpu, {**vars(catalog.gpus()["h200"]), **wrong})
 
 
 def test_a_violation_is_one_line_with_a_fix_and_a_known_key():

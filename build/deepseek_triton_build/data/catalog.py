@@ -239,13 +239,12 @@ def architectures() -> dict[str, Architecture]:
 
 
 def _architecture(name: str, entry: dict[str, Any]) -> Architecture:
-    if "csa" not in entry:
-        return Architecture(name=name, **entry)
-    runs = entry["csa"]["compress_ratios"]
-    ratios = tuple(ratio for times, repeated in runs for ratio in repeated * times)
-    csa = {**entry["csa"], "compress_ratios": ratios}
-    csa["kv_source_layers"] = tuple(csa.get("kv_source_layers", ()))
-    return Architecture(name=name, **{**entry, "csa": CompressedAttention(**csa)})
+    place, csa = f"architectures.yaml: {name}", entry.get("csa")
+    if csa is not None:
+        ratios = tuple(ratio for times, repeated in csa["compress_ratios"] for ratio in repeated * times)
+        csa = {**csa, "compress_ratios": ratios, "kv_source_layers": tuple(csa.get("kv_source_layers", ()))}
+        csa = entry_of(f"{place}: csa", CompressedAttention, csa)
+    return entry_of(place, Architecture, {**entry, "csa": csa}, name=name)
 
 
 @cache
@@ -255,10 +254,7 @@ def variants() -> dict[str, Variant]:
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    return {
-        name: entry_of(f"gpus.yaml: {name}", Gpu, {"name": name, **entry})
-        for name, entry in load_yaml("gpus.yaml").items()
-    }
+    return {name: entry_of(f"gpus.yaml: {name}", Gpu, row, name=name) for name, row in load_yaml("gpus.yaml").items()}
 
 
 @cache
@@ -429,18 +425,18 @@ def _by_name() -> Mapping[str, tuple[Variant, KnownCheckpoint]]:
 
 
 def _variant(name: str, entry: dict[str, Any]) -> Variant:
-    lists = {key: tuple(entry.get(key, ())) for key in ("engines", "presets")}
+    place, lists = f"variants.yaml: {name}", {key: tuple(entry.get(key, ())) for key in ("engines", "presets")}
     # Weights that nobody publishes have no name and no measured size; the shapes give the number.
-    unnamed: dict[str, Any] = {"model": "", "weight_bytes": 0, "bytes_status": "computed", "num_shards": None}
+    unnamed = {"model": "", "weight_bytes": 0, "bytes_status": "computed", "num_shards": None, "wo_quantized": False}
     weights = {
         kind: {
-            precision: KnownCheckpoint(precision=find_precision(precision), **{**unnamed, "wo_quantized": False, **row})
-            for precision, row in entry.get(kind, {}).items()
+            key: entry_of(f"{place}: {key}", KnownCheckpoint, {**unnamed, **row}, precision=find_precision(key))
+            for key, row in entry.get(kind, {}).items()
         }
         for kind in ("checkpoints", "own_checkpoints")
     }
     architecture = architectures()[entry["architecture"]] if "architecture" in entry else None
-    return Variant(name=name, **{**entry, **lists, **weights, "architecture": architecture})
+    return entry_of(place, Variant, {**entry, **lists, **weights, "architecture": architecture}, name=name)
 
 
 # Checkpoints with fewer layers or experts than the model, which test hardware: `checkpoint cut` makes them.

@@ -61,12 +61,11 @@ class Code:
 
     def finding(self, message: str, fix: str, *, file: str, line: int | None = None, key: str | None = None) -> Finding:
         """Return a finding whose texts are one line and safe to print, whatever they quote from the files."""
-        message, fix = printable_line(message), printable_line(fix)
         return Finding(
             code=self.code,
             severity=self.severity,
-            message=message,
-            fix=fix,
+            message=printable_line(message),
+            fix=printable_line(fix),
             file=file,
             line=line or None,
             key=key,

@@ -2,11 +2,16 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import cache
+from inspect import formatannotation
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+
+from deepseek_triton_build.data.type_strings import fits, in_words
+from deepseek_triton_build.text import short_repr
 
 _FOLDER = Path(__file__).parent
 _Entry = TypeVar("_Entry")
@@ -38,12 +43,27 @@ def load_yaml(file: str, *, until: str = "") -> Any:
     return value(loader.get_single_node())
 
 
-def entry_of(place: str, kind: Callable[..., _Entry], fields: dict[str, Any]) -> _Entry:
-    """Return an entry of such a file. Raises LookupError with its place for a key that is missing or unknown."""
+def entry_of(place: str, kind: Callable[..., _Entry], row: Mapping[str, Any], **more: Any) -> _Entry:
+    """Return an entry of such a file, with `more`. Raises LookupError with its place for a key that is missing or
+    unknown, and for a value of another type than its field has."""
     try:
-        return kind(**fields)
+        entry = kind(**row, **more)
     except TypeError as error:
         raise LookupError(f"{place}: {str(error).partition(' ')[2]}") from error
+    types = _types(kind)
+    if wrong := [key for key, value in row.items() if not fits(value, types[key])]:
+        told = (f"{key}: expected {in_words(types[key])}, found {short_repr(row[key])}" for key in wrong)
+        raise LookupError(f"{place}: {'; '.join(told)}")
+    return entry
+
+
+@cache
+def _types(kind: Any) -> dict[str, str]:
+    """Return field -> its type, as type_strings reads it; a tuple may hold anything."""
+    types = "\n".join(formatannotation(field.type).strip("'") for field in fields(kind)).replace(", ...", "")
+    for python, ours in (("typing.", ""), ("collections.abc.Mapping", "dict"), ("collections.abc.Sequence", "list")):
+        types = types.replace(python, ours)
+    return {field.name: spelled for field, spelled in zip(fields(kind), types.split("\n"), strict=True)}
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

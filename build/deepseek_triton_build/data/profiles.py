@@ -7,13 +7,13 @@ are computed again (planning/trtllm_sizes.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data.catalog import Gpu
-from deepseek_triton_build.data.own_files import load_yaml
+from deepseek_triton_build.data.own_files import entry_of, load_yaml
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
 
 DEFAULT_PROFILE = "balanced"
@@ -41,9 +41,7 @@ class Workload:
 
     def filled_from(self, other: Workload) -> Workload:
         """Return this workload, with the values that it doesn't give taken from `other`."""
-        return Workload(
-            **{**asdict(other), **{name: value for name, value in asdict(self).items() if value is not None}}
-        )
+        return replace(other, **{name: value for name, value in asdict(self).items() if value is not None})
 
     def _pairs(self, other: Workload) -> Iterator[tuple[int | None, int | None]]:
         return zip(astuple(self), astuple(other), strict=True)
@@ -166,7 +164,7 @@ def _recipe(row: Mapping[str, Any]) -> Recipe:
         id=row["id"],
         **lists,
         num_gpus=row.get("num_gpus"),
-        workload=Workload(**row.get("workload", {})),
+        workload=entry_of(f"profiles.yaml: {row['id']}: workload", Workload, row.get("workload", {})),
         source=source,
         settings=tuple(settings),
         environment=tuple(environment),

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.own_files import load_yaml, read_data
+from deepseek_triton_build.data.own_files import entry_of, load_yaml, read_data
 from deepseek_triton_build.text import nearest_name
 
 RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
@@ -192,7 +192,7 @@ def load_release(version: str) -> Release:
 def containers() -> Mapping[str, ContainerImage]:
     """Return every published container by tag, newest first, also those whose release can't be used."""
     rows: Mapping[str, Mapping[str, str]] = load_yaml("trtllm_containers.yaml")
-    return {tag: ContainerImage(tag=tag, **row) for tag, row in rows.items()}
+    return {tag: entry_of(f"trtllm_containers.yaml: {tag}", ContainerImage, row, tag=tag) for tag, row in rows.items()}
 
 
 def without_image() -> str:
@@ -394,7 +394,7 @@ def find_dynamo(version: str | None) -> DynamoRelease:
     rows = _dynamo_table()["releases"]
     if version not in rows:
         raise UnknownNameError("Dynamo release", version, rows)
-    return DynamoRelease(version=version, **rows[version])
+    return entry_of(f"dynamo_releases.yaml: {version}", DynamoRelease, rows[version], version=version)
 
 
 _dynamo_table = cache(partial(load_yaml, "dynamo_releases.yaml"))

@@ -7,10 +7,11 @@ model.py, and the engine reads it there.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from operator import sub
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnknownNameError
-from deepseek_triton_build.data.own_files import load_yaml, read_data
+from deepseek_triton_build.data.own_files import entry_of, load_yaml, read_data
 from deepseek_triton_build.data.releases import is_after
 
 VLLM_VERSIONS = ("0.24.0", "0.25.1", "0.27.1", "0.31.0", "0.33.0")
@@ -174,11 +175,7 @@ def nearest_vllm(version: str) -> str:
         wanted = _numbers(version)
     except ValueError:
         return DEFAULT_VLLM
-
-    def distance(known: str) -> list[int]:
-        return [abs(ours - theirs) for ours, theirs in zip(_numbers(known), wanted, strict=False)]
-
-    return min(reversed(VLLM_VERSIONS), key=distance)
+    return min(reversed(VLLM_VERSIONS), key=lambda known: [*map(abs, map(sub, _numbers(known), wanted))])
 
 
 @cache
@@ -189,8 +186,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 @cache
 def _replacements(kind: Literal["environment", "arguments"]) -> Mapping[str, Replacement]:
     file = "vllm_replaced_environment.yaml" if kind == "environment" else "vllm_moved_arguments.yaml"
-    rows: Mapping[str, Mapping[str, Any]] = load_yaml(file)
-    return {name: Replacement(**row) for name, row in rows.items()}
+    return {name: entry_of(f"{file}: {name}", Replacement, row) for name, row in load_yaml(file).items()}
 
 
 @cache

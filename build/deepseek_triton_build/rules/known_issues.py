@@ -34,10 +34,9 @@ class KnownIssue:
 @cache
 def known_issues() -> dict[str, dict[str, KnownIssue]]:
     """Return engine -> id -> fault."""
-    table: Mapping[str, Mapping[str, Mapping[str, Any]]] = load_yaml("known_issues.yaml")
     return {
-        engine: {name: entry_of(f"known_issues.yaml: {name}", KnownIssue, {**row}) for name, row in rows.items()}
-        for engine, rows in table.items()
+        engine: {name: entry_of(f"known_issues.yaml: {name}", KnownIssue, row) for name, row in rows.items()}
+        for engine, rows in load_yaml("known_issues.yaml").items()
     }
 
 
