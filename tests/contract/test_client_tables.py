@@ -73,6 +73,7 @@ def test_code_and_status_agree():
     """The class chosen by a code is the one that its HTTP status alone would give; Overloaded is finer."""
     statuses = {"INVALID_ARG": 400, "UNAVAILABLE": 503, "CANCELLED": 499, "INTERNAL": 500}
     assert set(BY_CODE) == {code.value for code in contract.ErrorCode}
+    assert set(contract.TRITON_CODES) == set(contract.ERROR_MEANINGS) == set(contract.ErrorCode)
     for code in contract.ErrorCode:
         triton = contract.TRITON_CODES[code]
         by_code, by_status = BY_CODE[code.value], type(status_error(statuses[triton], {}, b""))
