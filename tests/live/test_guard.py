@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -64,16 +65,17 @@ if sys.argv[2:]:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     [os.dup2(0, number) for number in range(3, 1100)]
-from deepseek_backend.triton_process import ProcessGuard
-ProcessGuard(int(sys.argv[1]), []).arm()
+from deepseek_backend import triton_process
+triton_process._LOOK_S = 0.01
+triton_process.ProcessGuard(int(sys.argv[1]), []).arm()
 print("armed", flush=True)
 time.sleep(1000)
 """
 READ_ONLY_PROC = ["unshare", "--mount", "bash", "-c", 'mount -o remount,bind,ro /proc && exec "$@"', "-"]
 
 
-@pytest.mark.parametrize(("before", "options"), [([], ["more files than select(2) takes"]), (READ_ONLY_PROC, [])])
-def test_a_guard_guards_in_narrow_surroundings_too(before, options):
+@pytest.mark.parametrize(("before", "options"), [([], ["too many for select(2)"]), (READ_ONLY_PROC, []), ([], [])])
+def test_a_guard_guards_in_narrow_surroundings_too_and_from_a_stop(before, options):
     if before and subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
         pytest.skip("nothing can be mounted here")
     if options and resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1100:
@@ -81,13 +83,20 @@ def test_a_guard_guards_in_narrow_surroundings_too(before, options):
     environment = {**os.environ, "PYTHONPATH": str(Path(deepseek_backend.__file__).parents[1])}
     with subprocess.Popen(["sleep", "1000"]) as guarded:
         command = [*before, sys.executable, "-c", GUARDED, str(guarded.pid), *options]
-        try:
-            with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as stub:
+        with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as stub:
+            try:
                 assert stub.stdout.readline() == b"armed\n"
+                if not before and not options:  # a stop, which doesn't count as long as its server is stopped too
+                    guarded.send_signal(signal.SIGSTOP)
+                    stub.send_signal(signal.SIGSTOP)
+                    time.sleep(0.5)
+                    assert stub.poll() is None
+                    guarded.send_signal(signal.SIGCONT)
+                    assert_gone(stub.pid)
                 stub.kill()
-            assert_gone(guarded.pid)
-        finally:
-            guarded.kill()
+                assert_gone(guarded.pid)
+            finally:
+                guarded.kill()
 
 
 WITH_AN_ENGINE = """\

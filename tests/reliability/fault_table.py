@@ -568,7 +568,7 @@ FAULTS = (
     Fault("server frozen", "Requests wait up to two seconds, and none is lost.",
           _freeze(lambda field: field.victim.pid or 0), NOTHING),
     Fault("model's process frozen",
-          "After a second Triton takes it for dead and ends it; then the guard ends the server.",
+          "After a second Triton takes it for dead. It and the server end when it goes on, or after a minute.",
           _freeze(lambda field: field.stub), MODEL_GONE, spares=False),
     Fault("guard frozen", "Nothing happens.", _freeze(lambda field: field.guard), NOTHING),
     Fault("gateway frozen", "Requests wait up to two seconds, and none is lost.",

@@ -107,8 +107,7 @@ class ExitWatch:
         shown = self._sign.shown(now)
         if shown is not None:
             self._since_s = (self._since_s or now) if shown else None
-        is_confirmed = bool(shown) and self._since_s is not None and now - self._since_s >= _CONFIRM_S
-        self._is_noticed = self._is_noticed or is_confirmed
+        self._is_noticed |= bool(shown) and self._since_s is not None and now - self._since_s >= _CONFIRM_S
         return self._is_noticed
 
     def close(self) -> None:
@@ -239,8 +238,7 @@ def _pipe_of_signals() -> tuple[int, int] | None:
 
 
 def _release_wakeup_fd(writing: int) -> None:
-    ours = signal.set_wakeup_fd(-1)
-    if ours != writing:
+    if (ours := signal.set_wakeup_fd(-1)) != writing:
         signal.set_wakeup_fd(ours)
 
 
@@ -287,6 +285,9 @@ _STUB_LEAVES_S = 10.0
 """Seconds given to a stub whose server has gone: it leaves by itself in 1 to 2 s."""
 _SERVER_ENDS_S = 5.0
 """Seconds to wait for the end of a server that has been killed."""
+_LOOK_S, _STOPPED_LOOKS = 5.0, 12
+"""Seconds between two looks at the stub, and how many in a row have to find it stopped. They are counted, because a
+paused machine looks at nothing. A debugger's stop (state t) doesn't count, nor one that the server shares."""
 
 
 class ProcessGuard:
@@ -295,12 +296,12 @@ class ProcessGuard:
     When the stub dies (out of memory, a crash in native code), tritonserver goes on: it reports ready, its metrics
     stand still, and open requests wait for ever (triton-inference-server/server#8604). When tritonserver dies, a stub
     with a thread that hangs in native code stays, and keeps its GPU memory. The guard ends the process that is left.
-    After the stub it also ends the process group that has the stub's number: an engine puts processes there that would
-    outlive it, as vLLM's engine core does (vllm-project/vllm#55510).
+    A stub that stays stopped, to which Triton refuses all requests, it ends first. After the stub it also ends the
+    process group with the stub's number: an engine puts processes there that would outlive it, as vLLM's engine core
+    does (vllm-project/vllm#55510).
 
-    It is forked before the engine is loaded, so that it holds none of the engine's memory, threads or devices. It only
-    waits, and leaves when the stub does. It is in a process group of its own, so that it is left when the server's
-    group is killed.
+    It is forked before the engine is loaded, so that it holds none of the engine's memory, threads or devices. It
+    leaves when the stub does. It is in a process group of its own, so that it is left when the server's is killed.
     """
 
     def __init__(self, server_pid: int, regions: Sequence[Path]) -> None:
@@ -341,7 +342,7 @@ def _watch(commands: int, server: int, stub: int, server_pid: int, stub_pid: int
         os.setpgid(0, 0)
         with contextlib.suppress(OSError):  # some sandboxes forbid it
             Path("/proc/self/comm").write_text(NAME, encoding="ascii")
-        armed, watched = False, [commands, server, stub]
+        armed, stopped_looks, watched = False, 0, [commands, server, stub]
         while True:
             # Checked before the commands are read, so that a last command, sent just before the end, is still read.
             over = _ended(server) or _ended(stub)
@@ -352,7 +353,12 @@ def _watch(commands: int, server: int, stub: int, server_pid: int, stub_pid: int
                     watched.remove(commands)
             if over:
                 break
-            _readable(watched, None)
+            is_stopped = armed and _is_stopped(stub_pid) and not _is_stopped(server_pid)
+            stopped_looks = stopped_looks + 1 if is_stopped else 0
+            if stopped_looks == _STOPPED_LOOKS:
+                _say("the model's process stays stopped (state T): ending it")
+                signal.pidfd_send_signal(stub, signal.SIGKILL)
+            _readable(watched, _LOOK_S if armed else None)
         if _ended(stub):
             _end_group(stub_pid)
         if armed and not _ended(server):
@@ -376,6 +382,10 @@ def _watch(commands: int, server: int, stub: int, server_pid: int, stub_pid: int
                 region.unlink(missing_ok=True)
     finally:
         os._exit(0)
+
+
+def _is_stopped(pid: int) -> bool:
+    return _read(PROC / str(pid) / "stat").rpartition(")")[2].split()[:1] == ["T"]
 
 
 def _end_group(number: int) -> None:
