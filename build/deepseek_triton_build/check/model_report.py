@@ -144,14 +144,12 @@ class _Model(ModelCheck):
 
     @cached_property
     def engine(self) -> str:
-        """The engine that the model runs on. Where model.yaml can't be read or names an unknown one, the record beside
-        it tells vLLM from TensorRT-LLM."""
+        """The engine that the model runs on. Where model.yaml can't be read or names an unknown one, the stamp tells
+        it, else the record beside it, which is vLLM's or TensorRT-LLM's."""
         named = None if self.document is None else self.triton.get("engine", _TENSORRT_LLM)
-        if not self.is_ours:
-            return _TENSORRT_LLM
-        if named in ENGINES:
-            return str(named)
-        return _TENSORRT_LLM if self.recorded.vllm is None else _VLLM
+        recorded = _TENSORRT_LLM if self.recorded.vllm is None or not self.is_ours else _VLLM
+        known = (name for name in (named, self.stamp.text("engine")) if self.is_ours and name in ENGINES)
+        return next(known, recorded)
 
     @cached_property
     def script(self) -> ShellScript | None:

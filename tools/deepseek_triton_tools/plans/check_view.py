@@ -84,7 +84,7 @@ def _known(model: CheckedModel) -> str:
     """Say as what the model was checked."""
     library = _LIBRARIES.get(model.engine)
     if library is None:
-        return f"{model.file}: {model.model}, for the {model.engine} engine"
+        return f"{model.file}: {model.model or 'no model named'}, for the {model.engine} engine"
     target = [model.variant, model.precision, model.gpu and f"{model.num_gpus or '?'} x {model.gpu}"]
     known = ", ".join(part for part in target if part) or "variant and GPU not known"
     return f"{model.file}: {known}; {library} {model.release} ({model.release_from})"
