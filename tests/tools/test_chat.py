@@ -104,20 +104,20 @@ def test_a_conversation_goes_on_with_what_was_said(chat, model_server):
 def test_ctrl_c_stops_the_answer_on_the_server_and_keeps_what_came(chat, model_server, tmp_path):
     """Before the first word it leaves the conversation as it was; at the prompt it drops the line."""
 
-    def stop(typed, shown, answer):
+    def stop(typed, shown, answer, said="[stopped]"):
         model_server.answer = answer
         model_server.waiting.clear()
         model_server.gone.clear()
         terminal.type(f"{typed}\r")
         terminal.read_until(shown)
         assert model_server.waiting.wait(PATIENCE_S)
-        terminal.press(CTRL_C, until="[stopped]")
+        terminal.press(CTRL_C, until=said)
         terminal.read_until(PROMPT)
         assert model_server.gone.wait(PATIENCE_S)
         model_server.answer = echo
 
     terminal = chat()
-    stop("slow", "slow", lambda _: iter([WAIT]))
+    stop("slow", "slow", lambda _: iter([WAIT]), said="/retry")
     assert "SLOW" in say(terminal, "/retry")
     stop("go on", "half", lambda _: iter([{"text_output": "half"}, WAIT]))
     terminal.type("not this")

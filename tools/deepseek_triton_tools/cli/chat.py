@@ -195,9 +195,10 @@ class Chat:
         except KeyboardInterrupt:
             if not is_interactive():
                 raise
-            print(styled("[stopped]", "2"))
             if any(pieces):
                 conversation.add_answer(text, after, "".join(pieces), interrupted=True)
+            lost = "" if any(pieces) else " before an answer: nothing of it is kept, /retry asks again"
+            print(styled(f"[stopped{lost}]", "2"))
             return
         conversation.add_answer(text, after, "".join(pieces))
         if is_interactive():
