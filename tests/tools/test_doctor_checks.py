@@ -269,7 +269,7 @@ CASES = [
     ("reference", having(tokenizers="0.23.3", jinja2="3"), TINY, "ok", "tokenizers 0.23.3, jinja2 3"),
     ("tritonserver", of_wheel(), R1, "ok", "nvidia-pytriton 0.7.0"),
     ("tritonserver", machine(programs={}), NOTHING, "note", "pip install '.[server]'"),
-    ("tritonserver", machine(programs={}), TINY, "error", "pip install '.[server]'"),
+    ("tritonserver", machine(programs={}), TINY, "error", "pip install '.[demo]'"),
     ("tritonserver", machine(programs={}), R1, "error", IMAGE),
     ("tritonserver", machine(programs={}), replace(R1, by_triton=False), "note", "Triton container"),
     ("tritonserver", machine(environ={CONTAINER: "26.03"}), R1, "warning", "container 26.07 | run in"),

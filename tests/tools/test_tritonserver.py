@@ -50,7 +50,7 @@ def wheel(bare, monkeypatch):
 
 
 def test_nowhere_says_how_to_get_one(bare):
-    with pytest.raises(InstallationError, match=r"pip install '\.\[server\]'"):
+    with pytest.raises(InstallationError, match=r"pip install '\.\[demo\]'"):
         find_tritonserver()
     (bare / "text").write_text("")
     (bare / "folder").mkdir()

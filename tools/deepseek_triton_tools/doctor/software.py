@@ -235,7 +235,7 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
             f"run in NVIDIA's Triton container{f': {expected.image}' if expected.image and expected.by_triton else ''}"
         )
         if not expected.uses_gpus:
-            fix = f"{install_extra('server')}; or {fix}"
+            fix = f"{install_extra('demo' if expected.engine == 'reference' else 'server')}; or {fix}"
         cause = "not on PATH, in /opt/tritonserver/bin or in this Python's environment"
         return error_if(expected.repository and expected.by_triton, "none", cause, fix)
     if wheel_server(machine):

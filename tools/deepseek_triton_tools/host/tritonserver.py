@@ -58,9 +58,10 @@ def _copy_library_link_rest(source: str, target: str) -> None:
         Path(target).symlink_to(source)
 
 
-def find_tritonserver(explicit: Path | None = None) -> Installation:
+def find_tritonserver(explicit: Path | None = None, *, extra: str = "demo") -> Installation:
     """The server at `explicit`, else the one on PATH, else the container's, else the wheel's.
 
+    :param extra: of this project, which is advised where there is no server.
     :raises InstallationError: when there is no server, or the wheel's can't run here.
     """
     if explicit is not None:
@@ -77,7 +78,7 @@ def find_tritonserver(explicit: Path | None = None) -> Installation:
         return _wheel_installation(package)
     raise InstallationError(
         "no tritonserver on PATH, in /opt/tritonserver/bin or in this Python's environment: "
-        f"{install_extra('server')}; or run in NVIDIA's Triton container, or put one on PATH"
+        f"{install_extra(extra)}; or run in NVIDIA's Triton container, or put one on PATH"
     )
 
 

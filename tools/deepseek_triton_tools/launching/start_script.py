@@ -155,7 +155,7 @@ def local_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
         yield (f"not on PATH: {', '.join(missing)}; run it in {facts.image}, as launch docker, slurm and kubernetes do")
     elif _needs_server(facts, options):
         try:
-            find_tritonserver()
+            find_tritonserver(extra="demo" if facts.engine == "reference" else "server")
         except InstallationError as error:
             yield str(error)
 
