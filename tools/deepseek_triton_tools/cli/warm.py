@@ -29,7 +29,7 @@ or can't be held; 2 wrong command line; 3 only a part fits or stayed; 4 the stor
 def add_options(verb: VerbParser) -> None:
     forms = verb.add_forms(
         "FORM",
-        "deepseek-triton warm files r1 --then r1/start.sh",
+        "deepseek-triton warm files r1 --then deepseek-triton launch docker r1",
         "deepseek-triton warm server http://localhost:8000 r1",
         notes="docs/warm.md has more.",
     )
@@ -58,7 +58,7 @@ def _add_files(forms: Verbs) -> None:
         forms,
         "files",
         "load a checkpoint's files into the page cache, and keep them there if asked",
-        "deepseek-triton warm files model_repository --then model_repository/start.sh",
+        "deepseek-triton warm files r1 --then deepseek-triton launch docker r1",
         "deepseek-triton warm files /models/DeepSeek-R1 --hold=lock --ready-file /run/weights-are-warm",
         notes=_EXIT_CODES,
         common="--json --verbose --jobs --budget --verify --hold --ready-file --then",
