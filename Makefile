@@ -69,7 +69,7 @@ unit: $(INSTALLED)  ## run the quick tests, without a server: what you run while
 	@$(PYTEST) --numprocesses 3 -m "not (slow or nightly or documents)" $(UNIT)
 
 test: $(INSTALLED)  ## run the tests of the code, WORKERS=6 at a time
-	@$(PYTEST) -m "not (nightly or documents)"
+	@$(PYTEST) -m "not (nightly or documents)" $(TESTS)
 
 nightly: $(INSTALLED)  ## run what takes long by nature: campaigns, several hosts, whole lanes, the release
 	@$(PYTEST) --timeout 3600 -m nightly
