@@ -1,7 +1,9 @@
 """Responses into chunks: what each response says about each answer, and which of its text is new."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -64,9 +66,8 @@ class ResponseReader:
         self.finished = False
         """Whether every answer has come, with its finish_reason."""
         self._num_answers = num_answers
-        self._increments = increments
         self._says_end = says_end
-        self._answers: dict[int, Deltas] = {}
+        self._answers = defaultdict[int, Deltas](increments)
         self._ended: set[int] = set()
 
     def chunks(self, outputs: Outputs) -> list[Chunk]:
@@ -74,7 +75,7 @@ class ResponseReader:
         if _OTHER_OUTPUTS.isdisjoint(outputs):  # true for nearly every response
             text = outputs.get("text_output")
             if type(text) is str:
-                new = self._answer(0).add(text, last=False)
+                new = self._answers[0].add(text, last=False)
                 return [Chunk(new)] if new else []
         return self._read_all(outputs)
 
@@ -92,12 +93,6 @@ class ResponseReader:
         held = [(index, self._answers[index].end()) for index in sorted(self._answers.keys() - self._ended)]
         return [Chunk(text, index) for index, text in held if text]
 
-    def _answer(self, index: int) -> Deltas:
-        answer = self._answers.get(index)
-        if answer is None:
-            answer = self._answers[index] = self._increments()
-        return answer
-
     def _read_all(self, outputs: Outputs) -> list[Chunk]:
         if not outputs:
             return []
@@ -113,7 +108,7 @@ class ResponseReader:
         if not 0 <= index < self._num_answers:
             raise ProtocolError(f"expected {self._num_answers} answers, got one with index {index}")
         ended = row.get("finish_reason") is not None
-        new = self._answer(index).add(text, last=ended)
+        new = self._answers[index].add(text, last=ended)
         if ended:
             self._ended.add(index)
             self.finished = len(self._ended) == self._num_answers
@@ -129,13 +124,11 @@ class ModelInfoReader(ResponseReader):
 
 def read_model_info(text: str) -> dict[str, Any]:
     """Return what the model is. Raises ProtocolError."""
-    try:
+    with suppress(ValueError, RecursionError):
         info = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise ProtocolError(f"model_info: expected a JSON object, got {text!r:.200}") from exc
-    if not isinstance(info, dict):
-        raise ProtocolError(f"model_info: expected a JSON object, got {text!r:.200}")
-    return info
+        if isinstance(info, dict):
+            return info
+    raise ProtocolError(f"model_info: expected a JSON object, got {text!r:.200}")
 
 
 def _rows(outputs: Outputs, count: int) -> list[dict[str, Any]]:
@@ -210,11 +203,9 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    try:
+    with suppress(ValueError, OverflowError):
         if isinstance(value, (int, float, str)) and not isinstance(value, bool):
             return float(value)
-    except (ValueError, OverflowError) as exc:
-        raise ProtocolError(f"{name}: expected a number, got {value!r:.200}") from exc
     raise ProtocolError(f"{name}: expected a number, got {value!r:.200}")
 
 

@@ -226,33 +226,24 @@ GUIDES = tuple(name for name in SAMPLING_BY_NAME if name.startswith("guided_"))
 JOINED_BY_GATEWAY = "deepseek-triton gateway --context-server URL joins context and generation servers"
 
 LEFT_OUT: dict[str, str] = {
-    "stream": "use stream() or stream_chat()",
-    "streaming": "use stream() or stream_chat()",
+    **dict.fromkeys(("stream", "streaming"), "use stream() or stream_chat()"),
     "stream_mode": "chunks are increments, whatever the server sends; see the client's stream_mode",
     "sampling_parameters": "give its fields by name",
     "exclude_input_in_output": "use exclude_input_from_output",
-    "return_finish_reason": "the answer always has it, where the server says",
-    "return_stop_reason": "the answer always has it, where the server says",
+    **dict.fromkeys(("return_finish_reason", "return_stop_reason"), "the answer always has it, where the server says"),
     "text_input": "give the prompt as the first argument",
     "input_ids": "give the prompt as the first argument, as a list of ids",
     "messages": "use chat() or stream_chat()",
-    "request_type": JOINED_BY_GATEWAY,
-    "context_phase_params": JOINED_BY_GATEWAY,
+    **dict.fromkeys(("request_type", "context_phase_params"), JOINED_BY_GATEWAY),
     "task": "use tokenize(), detokenize() or model_info()",
 }
 """Inputs of the wire contract that the client sets itself -> what a caller does instead. Besides them there is `stop`,
 the flag that ends a request: `cancel()` sends it. The name `stop` means the stop strings here."""
 
 _OTHER_NAMES: dict[str, str] = {
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "request_output_len": "max_tokens",
-    "output_len": "max_tokens",
-    "min_length": "min_tokens",
-    "min_new_tokens": "min_tokens",
-    "stop_words": "stop",
-    "stop_strings": "stop",
-    "stop_sequences": "stop",
+    **dict.fromkeys(("max_new_tokens", "max_length", "request_output_len", "output_len"), "max_tokens"),
+    **dict.fromkeys(("min_length", "min_new_tokens"), "min_tokens"),
+    **dict.fromkeys(("stop_words", "stop_strings", "stop_sequences"), "stop"),
     "bad_words": "bad",
     "random_seed": "seed",
     "num_return_sequences": "n",

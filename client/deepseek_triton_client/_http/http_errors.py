@@ -76,16 +76,11 @@ def exchange_error(exc: Exception, what: str, timeout_s: float | None) -> Deepse
 # Error statuses.
 
 _BY_STATUS: dict[int, type[DeepseekTritonError]] = {
-    401: AccessDenied,
-    403: AccessDenied,
+    **dict.fromkeys((401, 403, 407), AccessDenied),
+    **dict.fromkeys((408, 502, 503, 504), ServerUnavailable),
     404: ModelNotFound,
-    407: AccessDenied,
-    408: ServerUnavailable,
     429: Overloaded,
     499: Cancelled,
-    502: ServerUnavailable,
-    503: ServerUnavailable,
-    504: ServerUnavailable,
 }
 
 _UNPROCESSED = frozenset({429, 503})
