@@ -1,7 +1,6 @@
 """What the scripts here serve and how they look at it: a repository, a tritonserver, /metrics, memory."""
 
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ import httpx
 from deepseek_backend import backend_metrics
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from support.server_processes import session_members
-from support.servers import STANDIN, build, change_yaml
+from support.servers import build, change_yaml, standin_repository
 
 _EXIT_TICK_S = 0.005
 _METRICS_TICK_S = 0.02
@@ -25,9 +24,7 @@ _STUB_NAME = "triton_python_b"  # as far as the kernel keeps it
 def repository(folder: Path, engine: str, **triton_config: Any) -> Path:
     """A repository of the simulated engine or, with "trtllm", of the stand-in for TensorRT-LLM."""
     if engine == "trtllm":
-        made = build(folder, "deepseek-r1", "--gpu", "h200", "--gpus", "8")
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(STANDIN, made / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
+        made = standin_repository(folder)
     else:
         made = build(folder, "tiny", "--engine", engine)
     change_yaml(made / "tensorrt_llm/1/model.yaml", **triton_config)

@@ -7,7 +7,6 @@ The tests of the transports show how each kind of trouble looks on the wire; the
 import itertools
 import json
 import os
-import socket
 import threading
 import traceback
 from dataclasses import asdict, replace
@@ -24,6 +23,7 @@ from deepseek_triton_client import (
     ServerError,
     ServerUnavailable,
 )
+from support.client_kinds import call
 from support.contract_metadata import METADATA
 from support.grpc_server import GrpcServer
 from support.http_server import HttpServer
@@ -34,13 +34,6 @@ LAST = {"text_output": "好", "finish_reason": "stop", "num_input_tokens": 3, "n
 OVERLOADED = "[E_OVERLOADED] full: send it again later"
 SECRET = "hf-very-secret"
 ONCE = Retries(attempts=1)
-
-
-def call(client, verb, **fields):
-    if not verb.startswith("stream"):
-        return getattr(client, verb)("hi", **fields)
-    with getattr(client, verb)("hi", **fields) as stream:
-        return stream.completion()
 
 
 class OverHttp(HttpServer):
@@ -131,9 +124,7 @@ def test_what_came_before_the_trouble_is_kept_and_only_what_generated_nothing_is
 
 
 def test_nobody_listens(client_kind):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"{client_kind.scheme}://127.0.0.1:{probe.getsockname()[1]}"
+    url = f"{client_kind.scheme}://127.0.0.1:1"
     with client_kind.client(url, retries=Retries(attempts=2, initial_s=0.001)) as client:
         for verb in VERBS[:2]:
             with pytest.raises(ServerUnavailable) as caught:

@@ -19,7 +19,7 @@ from support.hosts import Host, HostsError, two_hosts
 from support.launched import Launched, install_launchers, prepare
 from support.on_vllm import select
 from support.scraping import scrape
-from support.servers import build, change_yaml, dying_repository, see_it_die, standin_repository, url
+from support.servers import build, change_yaml, see_it_die, standin_repository, twin, url
 from support.vllm_arguments import filler_arguments, gpu_arguments, reference_arguments
 from support.vllm_repository import vllm_repository
 from support.waiting import wait_for
@@ -222,7 +222,7 @@ def loaded_server(explicit_server: ServerProcess) -> ServerProcess:
 def dead_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The twin after its engine has died, which stays and is not ready."""
     folder = tmp_path_factory.mktemp("dying") / "repository"
-    repository = dying_repository(folder, engine_options={"fail_after": 20}, on_fatal="unready")
+    repository = twin(folder, engine_options={"fail_after": 20}, on_fatal="unready")
     with serving(repository) as server:
         see_it_die(server)
         yield server

@@ -9,21 +9,13 @@ import pytest
 
 from deepseek_triton_client import Client, InvalidRequest, ModelNotFound, Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.client_kinds import ClientKind
+from support.client_kinds import ClientKind, call
 from support.scraping import published, settled, value
 from support.wire import LONG_ANSWER, WHOLE, ask
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 ONCE = Retries(attempts=1)
 PATIENT = Retries(attempts=1000, initial_s=0.05, max_s=0.05)
-
-
-def call(client: Any, verb: str, content: Any = "x", **fields: Any) -> Any:
-    """The completion of whichever of the four."""
-    if not verb.startswith("stream"):
-        return getattr(client, verb)(content, **fields)
-    with getattr(client, verb)(content, **fields) as stream:
-        return stream.completion()
 
 
 REFUSED: dict[str, list[tuple[dict[str, Any], Any, Sequence[str], str]]] = {

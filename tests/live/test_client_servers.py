@@ -1,29 +1,24 @@
 """Several servers, models and versions, and what a client learns of them, with all four kinds of client."""
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
 from deepseek_triton_client import ModelMetadata, ModelNotFound, Readiness, Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from support import client_kinds
 from support.client_kinds import SCHEMES, STYLES, ClientKind, Loop
-from support.servers import build, change_yaml
+from support.servers import twin
 from support.wire import LONG_ANSWER, PROMPT
 
-NOBODY = {"http": "http://127.0.0.1:1", "grpc": "grpc://127.0.0.1:1"}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
-
-
-def call(client: Any, verb: str, **fields: Any) -> Any:
-    if not verb.startswith("stream"):
-        return getattr(client, verb)(PROMPT, **GREEDY, **fields)
-    with getattr(client, verb)(PROMPT, **GREEDY, **fields) as stream:
-        return stream.completion()
+call = partial(client_kinds.call, content=PROMPT, **GREEDY)
 
 
 def test_failover_takes_the_first_that_is_well(client_kind, dead_server, tiny_server, trtllm_server):
-    urls = [NOBODY[client_kind.scheme], *map(client_kind.url, (dead_server, tiny_server, trtllm_server))]
+    urls = [f"{client_kind.scheme}://127.0.0.1:1", *map(client_kind.url, (dead_server, tiny_server, trtllm_server))]
 
     with client_kind.client(urls, retries=Retries(attempts=1)) as client:
         for verb in ("generate", "stream", "chat", "stream_chat", "generate"):
@@ -102,8 +97,7 @@ def test_metadata_and_metrics_are_the_servers(client_kind, tiny_server):
 def waited(tmp_path_factory: pytest.TempPathFactory, client_loop: Loop) -> dict[str, list[Readiness]]:
     """The states that each kind of client saw while a slow server loaded; all four wait from before its start."""
     told: dict[str, list[Readiness]] = {}
-    repository = build(tmp_path_factory.mktemp("slow") / "repository", "tiny", "--engine", "simulated")
-    change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"load_seconds": 1.5})
+    repository = twin(tmp_path_factory.mktemp("slow") / "repository", engine_options={"load_seconds": 1.5})
     free: dict[str, Any] = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
 
     def wait(client_kind: ClientKind) -> None:
@@ -150,17 +144,11 @@ def test_a_model_that_never_comes(client_kind, tiny_server):
 
 def test_a_draining_server_hands_new_requests_to_the_next(tmp_path, tiny_server, client_loop: Loop):
     """Whether they have a connection from before or not. One stream, of 25 s, holds the server's exit up."""
-    preset = "h200x8-r1-fp8-min-latency"
-    repository = build(tmp_path / "repository", "tiny", "--engine", "simulated", "--preset", preset)
-    change_yaml(repository / "tensorrt_llm/1/model.yaml", drain_s=4)
+    repository = twin(tmp_path / "repository", "--preset", "h200x8-r1-fp8-min-latency", drain_s=4)
     kinds = [ClientKind(scheme, style, client_loop) for scheme in SCHEMES for style in STYLES]
     with ServerProcess.serving(repository) as draining:
-        clients = [
-            client_kind.client([client_kind.url(draining), client_kind.url(tiny_server)]) for client_kind in kinds
-        ]
-        assert [call(client, "generate").url for client in clients] == [
-            client_kind.url(draining) for client_kind in kinds
-        ]
+        clients = [kind.client([kind.url(draining), kind.url(tiny_server)]) for kind in kinds]
+        assert [call(client, "generate").url for client in clients] == [kind.url(draining) for kind in kinds]
         holder = ClientKind("grpc", "sync", client_loop).client(draining)
         with holder, holder.stream("x", max_tokens=LONG_ANSWER, ignore_eos=True) as stream:
             next(stream)

@@ -14,7 +14,7 @@ from deepseek_triton_tools.server.server_process import ServerProcess
 from support.joined import PATH, context_leg, generation_body, joined, stream, text
 from support.restarted_server import fleet
 from support.scraping import MODEL, published, value
-from support.servers import build, change_yaml, shared_repository
+from support.servers import shared_repository, twin
 from support.waiting import wait_for
 from support.web import web
 
@@ -25,10 +25,8 @@ RELEASES = ("1.2.1", *(pytest.param(release, marks=pytest.mark.nightly) for rele
 
 
 def repository(folder: Path, **options: Any) -> Path:
-    made = build(folder, "tiny", "--engine", "simulated")
     settings = {"tokens_per_block": 4, "text": "dictated", **options}
-    change_yaml(made / "tensorrt_llm/1/model.yaml", engine_options=settings, metrics_period_s=0.1)
-    return made
+    return twin(folder, engine_options=settings, metrics_period_s=0.1)
 
 
 class Pair(NamedTuple):

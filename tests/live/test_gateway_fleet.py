@@ -18,7 +18,7 @@ from support.gateway_load import Outcomes, load
 from support.restarted_server import RestartedServer, fleet, fleet_of, up
 from support.scraping import published, value
 from support.server_processes import children_of
-from support.servers import build, change_yaml, url
+from support.servers import build, twin, url
 from support.waiting import wait_for
 from support.web import web
 
@@ -32,9 +32,8 @@ over_both = pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RestartedServer]]:
     folder = tmp_path_factory.mktemp("fleet")
-    repositories = [build(folder / str(number), "tiny", "--engine", "simulated") for number in range(3)]
-    for repository in repositories:
-        change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 10})
+    paced = {"engine_options": {"pace": "real", "speed": 10}}
+    repositories = [twin(folder / str(number), **paced) for number in range(3)]
     with fleet(repositories) as servers:
         yield servers
 
@@ -153,8 +152,7 @@ def test_a_server_whose_model_process_is_dead_gets_no_requests(
     protocol: str, servers: list[RestartedServer], tmp_path: Path
 ) -> None:
     """With `on_fatal: unready`, Triton says that the server is ready all the same."""
-    repository = build(tmp_path / "unready", "tiny", "--engine", "simulated")
-    change_yaml(repository / "tensorrt_llm/1/model.yaml", on_fatal="unready")
+    repository = twin(tmp_path / "unready", on_fatal="unready")
     dead = RestartedServer(repository)
     try:
         lines = [server.line_over(protocol).strip() for server in (servers[0], dead)]

@@ -16,11 +16,8 @@ from deepseek_triton_tools.gateway.guard import new_key
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.browser import CHROMIUM, Browser, Page
 from support.documents import Command, commands
-from support.scraping import scrape
-from support.servers import build, change_yaml, url
-from support.waiting import wait_for
+from support.servers import url
 from support.web import web
-from tiny_checkpoint.architecture import CALL, CALLS, END_CALL, END_CALLS, SEPARATOR
 
 pytestmark = pytest.mark.slow
 in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
@@ -57,91 +54,27 @@ def test_a_question_is_answered(page: Page) -> None:
 
 
 @in_chromium
-def test_the_model_thinks_where_it_is_told_to(page: Page) -> None:
-    page.run("document.querySelector('#thinking').value = 'on'")
-    page.ask("What is 47 + 38?")
-    assert page.text(".markdown") == "47 + 38 = 85."
-    assert page.text(".thinking summary").startswith("Thought for")
-    assert "Ones: 7 + 8 = 15" in page.run("document.querySelector('.thought').textContent")
-    assert page.run("document.querySelector('.thinking').open") is False
-    page.run("document.querySelector('#thinking').value = 'off'")
-    page.ask("What is the capital of France?")
-    assert page.run("document.querySelectorAll('.thought')[1].textContent") == ""
-
-
-@in_chromium
-def test_a_tool_is_called_and_its_result_is_used(page: Page) -> None:
-    page.click("#example")
-    page.ask("What is the weather in Berlin?")
-    assert page.text(".call .name") == "get_weather"
-    assert json.loads(page.text(".call pre")) == {"city": "Berlin"}
-    page.write("#result_0", '{"temperature": 21, "sky": "cloudy"}')
-    page.press("Enter")
-    page.wait("document.querySelectorAll('.markdown')[1]?.innerText === 'It is 21 °C and cloudy in Berlin.'")
-
-
-@in_chromium
-def test_the_picture_of_the_page(browser: Browser, address: str, tmp_path: Path) -> None:
-    """Thinking, a call and an answer fit into it. PAGE_PICTURE=docs/gateway-page.png takes it anew."""
+def test_the_model_thinks_calls_a_tool_and_uses_the_result_in_one_picture(
+    browser: Browser, address: str, tmp_path: Path
+) -> None:
+    """PAGE_PICTURE=docs/gateway-page.png takes it anew."""
     with browser.page(address, width=1100, height=920) as page:
         page.wait("document.querySelector('#model').value")
         page.run("document.querySelector('#thinking').value = 'on'")
         page.ask("What is 47 + 38?")
+        assert page.text(".markdown") == "47 + 38 = 85."
+        assert "Ones: 7 + 8 = 15" in page.run("document.querySelector('.thought').textContent")
         page.run("document.querySelector('#thinking').value = ''")
         page.click("#example")
         page.ask("What is the weather in Berlin?")
+        assert json.loads(page.text(".call pre")) == {"city": "Berlin"}
         page.write("#result_0", '{"temperature": 21, "sky": "cloudy"}')
         page.press("Enter")
         page.wait("document.querySelectorAll('.figures').length === 3 && document.querySelector('#stop').hidden")
+        page.wait("document.querySelectorAll('.markdown')[2]?.innerText === 'It is 21 °C and cloudy in Berlin.'")
         assert page.run("document.querySelector('#log').scrollHeight <= document.querySelector('#log').clientHeight")
         page.command("Input.dispatchMouseEvent", type="mouseMoved", x=600, y=30)  # off the button
         page.screenshot(Path(os.environ.get("PAGE_PICTURE", tmp_path / "page.png")))
-
-
-@in_chromium
-def test_a_stopped_answer_stops_on_the_server(
-    browser: Browser, simulated_server: ServerProcess, tmp_path: Path
-) -> None:
-    """Without a stop it would take minutes."""
-
-    def aborted() -> float:
-        return sum(number for (name, _), number in scrape(simulated_server).items() if name == "aborts_total")
-
-    before = aborted()
-    with gateway(url(simulated_server, "http"), log=tmp_path / "log") as address, browser.page(address) as page:
-        page.wait("document.querySelector('#model').value")
-        page.write("#max_tokens", "20000")
-        page.write("#question", "Tell me a story.")
-        page.press("Enter")
-        page.wait("document.querySelector('.markdown')?.innerText.length > 20")
-        page.press("Escape")
-        page.wait("document.querySelector('.figures')")
-        assert "stopped after" in page.text(".figures")
-        wait_for(lambda: aborted() > before, lambda: "the server still generates")
-
-
-@in_chromium
-def test_what_a_model_writes_is_text(browser: Browser, tmp_path: Path) -> None:
-    """An answer, reasoning and a call that another has dictated."""
-    repository = build(tmp_path / "repository", "tiny", "--engine", "simulated")
-    change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"text": "dictated"})
-    evil = "<img src=x onerror=\"document.title='owned'\">"
-    call = f"{CALLS}{CALL}f{SEPARATOR}{json.dumps({'a': evil})}{END_CALL}{END_CALLS}"
-    with (
-        ServerProcess.serving(repository) as server,
-        gateway(url(server, "http"), log=tmp_path / "log") as address,
-        browser.page(address) as page,
-    ):
-        page.wait("document.querySelector('#model').value")
-        page.write("#tools", json.dumps([{"type": "function", "function": {"name": "f"}}]))
-        page.run("document.querySelector('#thinking').value = 'on'")
-        page.write("#max_tokens", "1000")
-        page.ask(f"<answer>{evil}</think>{evil}{call}</answer>")
-        assert page.text(".markdown") == evil
-        assert page.run("document.querySelector('.thought').textContent") == evil
-        assert json.loads(page.text(".call pre")) == {"a": evil}
-        assert page.run("document.querySelectorAll('main img').length") == 0
-        assert page.complaints() == []
 
 
 @in_chromium

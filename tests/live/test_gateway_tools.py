@@ -13,7 +13,7 @@ import pytest
 from conformance.asked import BERLIN, BERLIN_ANSWER, BERLIN_ARGUMENTS, BERLIN_RESULT, SUM, SUM_ANSWER, THINKING, THOUGHT
 from conformance.running import gateway
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.servers import build, change_yaml, url
+from support.servers import twin, url
 
 pytestmark = pytest.mark.slow
 
@@ -45,8 +45,7 @@ DSML = (
 def dictated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a gateway before an engine that says what it is told."""
     folder = tmp_path_factory.mktemp("dictated")
-    repository = build(folder / "repository", "tiny", "--engine", "simulated")
-    change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"text": "dictated"})
+    repository = twin(folder / "repository", engine_options={"text": "dictated"})
     with ServerProcess.serving(repository) as server, gateway(url(server, "http"), log=folder / "log") as address:
         yield address
 

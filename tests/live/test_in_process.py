@@ -10,7 +10,7 @@ import pytest
 
 from support.in_process import in_process
 from support.server_processes import assert_gone, children_of
-from support.servers import MODEL_KILLED, build, change_yaml
+from support.servers import MODEL_KILLED, twin
 
 PRESET = "h200x8-r1-fp8-max-throughput"
 LONG_ANSWER = 4000  # about 25 s of the twin's pace
@@ -20,8 +20,7 @@ AS_INIT = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def serving(folder, before=(), **ours):
-    repository = build(folder / "repository", "tiny", "--engine", "simulated", "--preset", PRESET)
-    change_yaml(repository / "tensorrt_llm/1/model.yaml", **ours)
+    repository = twin(folder / "repository", "--preset", PRESET, **ours)
     return in_process(repository, folder / "log", before)
 
 

@@ -75,14 +75,6 @@ def test_every_histogram_has_the_series_that_promql_asks_for(server: ServerProce
         assert value(series, f"{name}_sum") >= 0
 
 
-def test_what_the_engine_does_is_told_apart_from_what_it_has(server: ServerProcess) -> None:
-    series = published(server, lambda series: "info" in {name for name, _ in series})
-    names = {name for name, _ in series}
-
-    assert value(series, "kv_cache_capacity_blocks") > 0
-    assert {"load_duration_seconds", "field_unsupported", "engine_running_requests"} <= names
-
-
 def picked(text: str, selector: str) -> list[float]:
     """The numbers that a router's selector finds in the text of /metrics. The endpoint picker (core-metrics-extractor
     of llm-d-inference-scheduler at 520af478) takes one gauge with equal labels, and KEDA's metrics-api the first."""

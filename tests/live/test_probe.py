@@ -4,7 +4,6 @@ import http.server
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -40,24 +39,16 @@ def test_a_server_that_serves(tiny_server, scheme):
 
 
 def test_json_has_the_answer_whatever_it_is(tiny_server, scheme):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        nobody = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-    asked = {
-        "yes": [url(tiny_server, scheme)],
-        "no": [url(tiny_server, scheme), "--model", "x"],
-        "unreachable": [nobody],
-    }
+    address = url(tiny_server, scheme)
+    asked = {"yes": [address], "no": [address, "--model", "x"], "unreachable": [f"{scheme}://127.0.0.1:1"]}
     for answer, argv in asked.items():
         done = run_command("probe", "ready", *argv, "--json")
         (line,) = done.stdout.splitlines()
         document = json.loads(line)
 
         assert done.stderr == ""
-        assert (document["schema"], document["url"], document["question"]) == (
-            "deepseek-triton/probe/1",
-            argv[0],
-            "ready",
-        )
+        told = [document[name] for name in ("schema", "url", "question")]
+        assert told == ["deepseek-triton/probe/1", argv[0], "ready"]
         assert (document["answer"], document["exit_code"]) == (answer, done.returncode)
         assert (document["detail"] == "ready") == (answer == "yes")
         assert document["seconds"] >= 0
@@ -97,8 +88,7 @@ def test_a_model_that_is_not_loaded(loaded_server):
 
 
 def test_nobody_there(scheme):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+    address = f"{scheme}://127.0.0.1:1"
     for question in ("live", "ready", "generate"):
         code, line = probe(question, address)
         assert code == 3, line

@@ -13,7 +13,7 @@ from live.conftest import serving
 from deepseek_triton_build import model_repository
 from deepseek_triton_client import Client
 from support.launched import prepare
-from support.servers import STANDIN, build, url
+from support.servers import build, url, with_standin
 from support.supervising import free_ports
 from support.waiting import clients_leave
 
@@ -25,16 +25,14 @@ PLAN = ("--engine", "tensorrt_llm", "--gpu", "h200", "--gpus")
 
 @pytest.mark.parametrize(("variant", "gpus"), [pytest.param("tiny", 1, marks=pytest.mark.nightly), ("tiny-r1", 8)])
 def test_it_is_served_from_the_checkpoint_inside(tmp_path, variant, gpus):
-    repository = build(tmp_path / "repository", variant, *PLAN, str(gpus))
-    shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=shutil.ignore_patterns("__pycache__"))
+    repository = with_standin(build(tmp_path / "repository", variant, *PLAN, str(gpus)))
 
     with serving(repository) as server, Client(url(server, "http")) as client:
         assert client.generate("The capital of France is", max_tokens=5, ignore_eos=True).num_output_tokens == 5
 
 
 def test_without_its_checkpoint_it_does_not_load(tmp_path):
-    repository = build(tmp_path / "repository", "tiny", *PLAN, "1")
-    shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=shutil.ignore_patterns("__pycache__"))
+    repository = with_standin(build(tmp_path / "repository", "tiny", *PLAN, "1"))
     shutil.rmtree(repository / "tensorrt_llm/1/tiny")
 
     with pytest.raises(Exception, match="not a local folder"), serving(repository):

@@ -4,7 +4,6 @@ starts the ranks."""
 import dataclasses
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,11 +13,13 @@ import pytest
 
 from support.hosts import Host
 from support.launched import Launched, last_words
-from support.servers import STANDIN, build
+from support.servers import build, with_standin
 from support.slurm import Slurm
 from support.waiting import wait_for
 
 Submit = Callable[..., str]
+RANK_9_LOADS = "[RANK 9] [I] Prefetching"
+READY = [f"{server}: deepseek-triton: ready" for server in ("context node1", "generation node2")]
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +35,25 @@ def submit(slurm: Slurm, launched: Launched, tmp_path: Path) -> Iterator[Submit]
     """`launch slurm --no-container --submit`, with further options; the job's number. Variables as keywords."""
     jobs = []
 
-    def submit_it(*options: str, **variables: str) -> str:
-        where = ("slurm", "--no-container", "--log", str(tmp_path / "log"))
-        job = slurm(*launched.launch(*where, *options, "--submit"), env={**launched.environment, **variables}).strip()
-        jobs.append(job)
-        return job
+    def submit_it(*options: str, repository: Path = launched.repository, **variables: str) -> str:
+        words = dataclasses.replace(launched, repository=repository).launch("slurm", "--no-container", "--submit")
+        given = {**launched.environment, **variables}
+        jobs.append(slurm(*words, "--log", str(tmp_path / "log"), *options, env=given).strip())
+        return jobs[-1]
 
     yield submit_it
     for job in jobs:
         slurm("scancel", job)
+
+
+def wait_until(slurm: Slurm, job: str, log: Path, *said: str) -> None:
+    """Until the job's log has all of this."""
+
+    def has_all() -> bool:
+        return log.exists() and all(each in log.read_text() for each in said)
+
+    wait_for(lambda: has_all() or not slurm.goes_on(job), lambda: slurm.explain(log))
+    assert has_all(), slurm.explain(log)
 
 
 @pytest.mark.nightly
@@ -69,7 +80,7 @@ def test_what_is_set_where_launch_runs_is_on_the_ranks_of_both_nodes(
     log = tmp_path / "log"
     values = {"TRTLLM_DG_ENABLED": "0", "CUDA_HOME": "/usr/local/cuda 12.8", "NCCL_DEBUG": """it's "1" $HOME"""}
     job = submit(STANDIN_LOAD_S="600", **values)
-    wait_for(lambda: log.exists() and "[RANK 9] [I] Prefetching" in log.read_text(), lambda: slurm.explain(log))
+    wait_until(slurm, job, log, RANK_9_LOADS)
 
     ranks = [host.environment("worker_node.py", rank=rank) for host, rank in zip(hosts, (1, 9), strict=True)]
     slurm("scancel", job)
@@ -84,7 +95,7 @@ def test_a_worker_that_is_killed_while_loading_is_named_and_the_job_fails(
 ):
     log = tmp_path / "log"
     job = submit(STANDIN_LOAD_S="600")
-    wait_for(lambda: log.exists() and "[RANK 9] [I] Prefetching" in log.read_text(), lambda: slurm.explain(log))
+    wait_until(slurm, job, log, RANK_9_LOADS)
 
     os.kill(hosts[1].process("worker_node.py", rank=9), signal.SIGKILL)
 
@@ -129,10 +140,7 @@ def test_a_server_below_srun_is_told_to_stop_before_srun_kills_it(slurm, launche
     script = tmp_path / "script"
     script.write_text(re.sub(r"(?m)^  --container-image=.*\n  --container-mounts=.*\n", "", text))
     job = slurm("sbatch", "--parsable", str(script), env=launched.environment).strip()
-    wait_for(
-        lambda: (log.exists() and "0: deepseek-triton: ready" in log.read_text()) or not slurm.goes_on(job),
-        lambda: slurm.explain(log),
-    )
+    wait_until(slurm, job, log, "0: deepseek-triton: ready")
 
     slurm("scancel", "--batch", "--signal=TERM", job)
 
@@ -145,8 +153,7 @@ def test_a_server_below_srun_is_told_to_stop_before_srun_kills_it(slurm, launche
 def pair_of_standins(folder: Path, *plan: str) -> Path:
     build(folder, "deepseek-r1", *plan, "--profile", "disagg")
     for side in ("context", "generation"):
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(STANDIN, folder / side / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
+        with_standin(folder / side)
     return folder
 
 
@@ -154,22 +161,6 @@ def pair_of_standins(folder: Path, *plan: str) -> Path:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A context and a generation server of eight ranks each, on the stand-in for the engine."""
     return pair_of_standins(tmp_path_factory.mktemp("launched") / "a pair", "--gpu", "h200", "--gpus", "8")
-
-
-@pytest.fixture
-def submit_pair(slurm: Slurm, launched: Launched, pair: Path, tmp_path: Path) -> Iterator[Submit]:
-    """As `submit`, for the pair."""
-    jobs = []
-
-    def submit_it(repository: Path = pair, **variables: str) -> str:
-        words = dataclasses.replace(launched, repository=repository).launch("slurm", "--no-container", "--submit")
-        job = slurm(*words, "--log", str(tmp_path / "log"), env={**launched.environment, **variables}).strip()
-        jobs.append(job)
-        return job
-
-    yield submit_it
-    for job in jobs:
-        slurm("scancel", job)
 
 
 _JOINED = f"""\
@@ -183,19 +174,13 @@ print(joined(context, generation, {{"text_input": "Why?", "sampling_param_max_to
 
 
 @pytest.mark.nightly
-def test_each_server_of_a_pair_has_its_own_node(slurm, submit_pair, hosts, launched, tmp_path, assert_nothing_is_left):
+def test_each_server_of_a_pair_has_its_own_node(slurm, submit, pair, hosts, launched, tmp_path, assert_nothing_is_left):
     log = tmp_path / "log"
-    job = submit_pair()
-    ready = [f"{server}: deepseek-triton: ready" for server in ("context node1", "generation node2")]
-    wait_for(
-        lambda: (log.exists() and all(line in log.read_text() for line in ready)) or not slurm.goes_on(job),
-        lambda: slurm.explain(log),
-    )
+    job = submit(repository=pair)
+    wait_until(slurm, job, log, *READY)
 
-    text = log.read_text()
-    assert all(line in text for line in ready), slurm.explain(log)
     gateway = "gateway --triton-model tensorrt_llm --context-server http://node1:8000 --server http://node2:8000"
-    assert f"launch: for clients start deepseek-triton {gateway}\n" in text
+    assert f"launch: for clients start deepseek-triton {gateway}\n" in log.read_text()
     joined = hosts[0].run(sys.executable, "-c", _JOINED, env=launched.environment)
     assert joined.returncode == 0, joined.stderr
     assert joined.stdout.strip()
@@ -206,18 +191,14 @@ def test_each_server_of_a_pair_has_its_own_node(slurm, submit_pair, hosts, launc
 
 @pytest.mark.nightly
 def test_sides_with_different_gpus_ask_for_nodes_of_their_own_kind(
-    slurm, submit_pair, hosts, launched, tmp_path, assert_nothing_is_left
+    slurm, submit, hosts, launched, tmp_path, assert_nothing_is_left
 ):
     """A heterogeneous job: four GPUs for the context server, eight for the other one."""
     log = tmp_path / "log"
-    job = submit_pair(pair_of_standins(tmp_path / "mixed", "--gpu", "b200", "--context-set", "num_gpus=4"))
-    ready = [f"{server}: deepseek-triton: ready" for server in ("context node1", "generation node2")]
-    wait_for(
-        lambda: (log.exists() and all(line in log.read_text() for line in ready)) or not slurm.goes_on(job),
-        lambda: slurm.explain(log),
-    )
+    mixed = pair_of_standins(tmp_path / "mixed", "--gpu", "b200", "--context-set", "num_gpus=4")
+    job = submit(repository=mixed)
+    wait_until(slurm, job, log, *READY)
 
-    assert all(line in log.read_text() for line in ready), slurm.explain(log)
     gpus = [
         host.environment("worker_node.py", rank=rank)["SLURM_GPUS_ON_NODE"]
         for host, rank in zip(hosts, (3, 7), strict=True)
@@ -231,14 +212,10 @@ def test_sides_with_different_gpus_ask_for_nodes_of_their_own_kind(
 
 
 @pytest.mark.nightly
-def test_servers_of_one_rank_stop_in_an_orderly_way_too(slurm, submit_pair, tmp_path, assert_nothing_is_left):
+def test_servers_of_one_rank_stop_in_an_orderly_way_too(slurm, submit, tmp_path, assert_nothing_is_left):
     log = tmp_path / "log"
-    job = submit_pair(build(tmp_path / "twins", "tiny", "--engine", "simulated", "--profile", "disagg"))
-    ready = [f"{server}: 0: deepseek-triton: ready" for server in ("context node1", "generation node2")]
-    wait_for(
-        lambda: (log.exists() and all(line in log.read_text() for line in ready)) or not slurm.goes_on(job),
-        lambda: slurm.explain(log),
-    )
+    job = submit(repository=build(tmp_path / "twins", "tiny", "--engine", "simulated", "--profile", "disagg"))
+    wait_until(slurm, job, log, *(line.replace(": ", ": 0: ", 1) for line in READY))
 
     slurm("scancel", "--batch", "--signal=TERM", job)
 
@@ -249,10 +226,10 @@ def test_servers_of_one_rank_stop_in_an_orderly_way_too(slurm, submit_pair, tmp_
 
 @pytest.mark.nightly
 def test_a_server_of_a_pair_that_fails_ends_the_job_with_its_code(
-    slurm, submit_pair, hosts, tmp_path, assert_nothing_is_left
+    slurm, submit, pair, hosts, tmp_path, assert_nothing_is_left
 ):
     log = tmp_path / "log"
-    job = submit_pair(STANDIN_LOAD_S="600")
+    job = submit(repository=pair, STANDIN_LOAD_S="600")
     loading = re.compile(r"^generation node2: 1: .*\[RANK 1\] \[I\] Prefetching", re.MULTILINE)
     wait_for(
         lambda: (log.exists() and loading.search(log.read_text())) or not slurm.goes_on(job), lambda: slurm.explain(log)

@@ -11,7 +11,7 @@ import pytest
 
 from deepseek_triton_client import Client, Retries, ServerUnavailable
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
-from support.servers import build, dying_repository
+from support.servers import build, twin
 from support.supervising import Supervised, free_ports, port_options, rank_of
 from support.waiting import clients_leave, wait_for
 
@@ -105,7 +105,7 @@ def test_open_requests_end_before_the_supervisor_does(serve, repository):
 
 
 def test_the_cause_of_a_restart_is_the_engines_own(serve, tmp_path):
-    repository = dying_repository(tmp_path / "dying", engine_options={"fail_after": 20}, fatal_grace_s=0)
+    repository = twin(tmp_path / "dying", engine_options={"fail_after": 20}, fatal_grace_s=0)
     supervised, port = serve(repository, "--max-restarts", "0")
     with Client(f"http://127.0.0.1:{port}", retries=Retries(attempts=1)) as client, pytest.raises(ServerUnavailable):
         client.generate("the one that sees it happen", max_tokens=100)

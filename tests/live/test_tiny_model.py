@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from deepseek_triton_tools.server.server_process import ServerProcess
-from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.documents import ROOT, snippets
-from support.servers import build, url
+from support.servers import url
 from support.wire import STREAMS, WAYS, WHOLE, Answer, Way, ask
 from tiny_checkpoint.architecture import CALL, CALLS, END_CALL, END_CALLS, END_THINK, SEPARATOR
 
@@ -205,19 +204,6 @@ def test_the_tool_that_fits_is_called_with_what_the_user_said(request, name):
 
         assert calls_of(name, answer.text) == expected
         assert answer.finish_reason == "stop"
-
-
-# --- a damaged checkpoint ---------------------------------------------------------------------------------------------
-
-
-def test_a_server_does_not_load_a_cut_checkpoint_and_names_the_file(tmp_path):
-    repository = build(tmp_path / "repository", "tiny")
-    weights = repository / "tensorrt_llm/1/tiny/model.safetensors"
-    with weights.open("r+b") as file:
-        file.truncate(weights.stat().st_size - 1)
-
-    with pytest.raises(ServerFailedError, match=r"model\.safetensors is not the file that it should be"):
-        ServerProcess.serving(repository)
 
 
 # The page docs/engines.md

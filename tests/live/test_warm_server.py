@@ -9,12 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bench._served import serving_repository
 
 from deepseek_triton_client import AsyncClient, Client
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from deepseek_triton_tools.warming.server import ServerWarmOptions, warm_server
-from support.servers import dying_repository, url
+from support.servers import twin, url
 
 DONE = (0, 3)
 """How steady a shared machine is, is not for these tests to say."""
@@ -72,13 +73,8 @@ def test_a_repository_says_the_shapes(trtllm_server: ServerProcess, trtllm_repos
 
 
 def test_a_server_that_dies_is_a_failure_with_its_logs_words(tmp_path: Path, warm: Any) -> None:
-    repository = dying_repository(tmp_path / "repository", engine_options={"fail_after": 30}, on_fatal="unready")
-    options = ServeOptions(
-        repository=repository, http_port="auto", grpc_port="auto", metrics_port="auto", log_file=tmp_path / "log"
-    )
-    with ServerProcess(options) as server:
-        server.start()
-        server.wait_until_ready()
+    repository = twin(tmp_path / "repository", engine_options={"fail_after": 30}, on_fatal="unready")
+    with serving_repository(repository, tmp_path / "log") as server:
         ready = tmp_path / "ready"
         ready.touch()
         words = r"the server failed at 1 x 32 prompt tokens: .*; its log says: .*fail_after"
@@ -88,7 +84,7 @@ def test_a_server_that_dies_is_a_failure_with_its_logs_words(tmp_path: Path, war
 
 
 def test_a_server_that_loads_is_waited_for_in_the_phases_of_its_log(tmp_path: Path, warm: Any) -> None:
-    repository = dying_repository(tmp_path / "repository", engine_options={"load_seconds": 2.0})
+    repository = twin(tmp_path / "repository", engine_options={"load_seconds": 2.0})
     options = ServeOptions(
         repository=repository, http_port="auto", grpc_port="auto", metrics_port="auto", log_file=tmp_path / "log"
     )

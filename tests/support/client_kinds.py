@@ -27,6 +27,14 @@ _PATIENCE_S = 120
 """Seconds, more than anything here takes, after which a test that hangs fails."""
 
 
+def call(client: Any, verb: str, content: Any = "x", **fields: Any) -> Any:
+    """The completion of whichever of generate, stream, chat and stream_chat."""
+    if not verb.startswith("stream"):
+        return getattr(client, verb)(content, **fields)
+    with getattr(client, verb)(content, **fields) as stream:
+        return stream.completion()
+
+
 class Loop:
     """An event loop in a thread of its own."""
 

@@ -28,10 +28,8 @@ LEFT_OUT = {
     "test_thinking_is_told_from_the_answer": _TWIN,
     "test_what_an_engine_lacks_is_refused_by_name": _HAS_GUIDES,
     "test_performance_is_measured_on_the_final_response": "vLLM does not count the KV blocks of a request",
-    "test_what_the_engine_does_is_told_apart_from_what_it_has": "vLLM lacks no field, so that none is listed",
     "test_a_server_without_metrics_serves": _ITS_OWN_PROGRAM,
     "test_a_model_that_is_loaded_over_itself_keeps_its_metrics": _ITS_OWN_PROGRAM,
-    "test_a_server_does_not_load_a_cut_checkpoint_and_names_the_file": _ITS_OWN_PROGRAM,
     "test_transformers_answers_as_the_page_shows": "it is about transformers",
 }
 """Name of a test in FILES -> why it does not run on vLLM."""

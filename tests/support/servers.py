@@ -57,9 +57,9 @@ def change_yaml(path: Path, **ours: object) -> None:
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
 
 
-def dying_repository(folder: Path, **ours: object) -> Path:
-    """The twin, told how to die."""
-    repository = build(folder, "tiny", "--engine", "simulated")
+def twin(folder: Path, *argv: str, **ours: object) -> Path:
+    """A repository of the simulated engine, with these of the backend's own settings."""
+    repository = build(folder, "tiny", "--engine", "simulated", *argv)
     change_yaml(repository / "tensorrt_llm/1/model.yaml", **ours)
     return repository
 
