@@ -115,7 +115,7 @@ class Tls(_Checked):
         for name in ("ca", "certificate", "key"):
             path, problem = getattr(self, name), "it is no file"
             try:
-                if path is None or stat.S_ISREG(os.stat(path).st_mode):
+                if path is None or stat.S_ISREG(os.stat(os.fspath(path)).st_mode):
                     continue
             except (OSError, ValueError, TypeError) as error:
                 problem = getattr(error, "strerror", None) or str(error)
