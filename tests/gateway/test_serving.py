@@ -22,7 +22,7 @@ from support.raw_triton import RawTriton, answer, event
 from support.waiting import wait_for
 
 PROGRAM = '''
-import asyncio, os, sys, types
+import asyncio, os, signal, sys, types
 from deepseek_triton_tools.gateway.serving import serve
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
@@ -56,6 +56,7 @@ module = types.ModuleType("deepseek_triton_tools.gateway.application")
 module.create_app = create_app
 sys.modules[module.__name__] = module
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     port, workers, drain_s = map(int, sys.argv[1:])
     options = {"port": port, "workers": workers, "drain_s": drain_s, "upstream_headers": (("key", "secret"),)}
     wrong = os.path.join(os.path.dirname(__file__), "wrong")
@@ -122,7 +123,8 @@ def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced_once_another_
 
     (wrong := tmp_path / "wrong").touch()
     Path(f"{wrong} to renew").touch()
-    gateway.process.send_signal(signal.SIGHUP)
+    for pid in (*before, gateway.process.pid):  # as from a terminal
+        os.kill(pid, signal.SIGHUP)
     assert f"{wrong}; {wrong} to renew" in gateway.process.stderr.readline().decode()
 
     with httpx.stream("GET", f"{gateway.url}?{gateway.released}") as response:
@@ -143,15 +145,17 @@ def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced_once_another_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_lets_requests_finish_takes_no_new_ones_and_leaves_no_file(start, workers):
+@pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (1, signal.SIGHUP), (2, signal.SIGTERM)])
+def test_a_stop_lets_requests_finish_takes_no_new_ones_and_leaves_no_file(start, workers, number):
     gateway = start(workers)
     gateway.workers(workers)
 
     with httpx.stream("GET", f"{gateway.url}?{gateway.released}") as response:
         chunks = response.iter_text()
         next(chunks)
-        gateway.process.send_signal(signal.SIGTERM)
+        gateway.process.send_signal(number)
+        if number == signal.SIGHUP:
+            assert "--workers 2" in gateway.process.stderr.readline().decode()
         notice = gateway.process.stderr.readline().decode()
         wait_for(lambda: not gateway.listens())
         gateway.released.touch()

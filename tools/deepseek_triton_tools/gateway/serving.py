@@ -42,14 +42,13 @@ class DrainNotice(logging.Filter):
             self._notice += "; Ctrl-C again ends them at once"
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING and record.getMessage().startswith("Waiting for connections"):
+        if waits := record.getMessage().startswith("Waiting for connections"):
             record.msg = self._notice
-            return True
-        return record.levelno >= logging.WARNING
+        return waits or record.levelno >= logging.WARNING
 
 
 def serve(settings: GatewaySettings, problems: Problems = lambda _: ()) -> None:
-    """Serve until SIGINT or SIGTERM; then finish what runs, for at most `drain_s`. Raises SystemExit if it can't."""
+    """Serve until a signal says stop; then finish what runs, for at most `drain_s`. Raises SystemExit if it can't."""
     _configure_logging(settings)
     allow_open_files(_OPEN_FILES)
     # uvicorn sends itself the signal again when it has stopped; the folder below is to be removed even then.
@@ -63,8 +62,7 @@ def serve(settings: GatewaySettings, problems: Problems = lambda _: ()) -> None:
         # uvicorn starts workers as new programs, which read the settings from a file. Only this user can read it, and
         # so the secrets in it.
         folder = Path(name)
-        metrics = folder / "metrics"
-        metrics.mkdir()
+        (metrics := folder / "metrics").mkdir()
         shared = dataclasses.replace(settings, shared_folder=folder)
         (folder / _SETTINGS).write_bytes(pickle.dumps(shared))
         os.environ |= {_FOLDER_VARIABLE: name, "PROMETHEUS_MULTIPROC_DIR": str(metrics)}
@@ -72,6 +70,7 @@ def serve(settings: GatewaySettings, problems: Problems = lambda _: ()) -> None:
 
 
 def worker_application() -> object:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that hangs up tells all of its processes
     from deepseek_triton_tools.gateway.application import create_app
 
     settings: GatewaySettings = pickle.loads((Path(os.environ[_FOLDER_VARIABLE]) / _SETTINGS).read_bytes())
@@ -86,6 +85,8 @@ class GatewayServer(uvicorn.Server):
     _ending = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGHUP and not self.should_exit:
+            _log.warning("SIGHUP stops a gateway with one worker; a reload of its certificate needs --workers 2")
         if self.should_exit and sig == signal.SIGINT and not self._ending:
             self._ending = True
             for task in self.server_state.tasks:
@@ -155,6 +156,8 @@ def _run(factory: str | Callable[[], object], settings: GatewaySettings, problem
         GatewayWorkers(config, problems).run()
         return
     server = GatewayServer(config)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, server.handle_exit)
     with suppress(KeyboardInterrupt):  # uvicorn sends itself the signal again
         server.run()
     if not server.started:
