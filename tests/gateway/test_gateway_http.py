@@ -91,7 +91,7 @@ def test_a_wrong_path_method_or_model(triton, client):
         assert error_of(answer, status)["code"] == code
         assert answer.headers["x-request-id"] == "mine"
     metrics = client.get("/metrics").text
-    assert 'route="other",status="404"' in metrics
+    assert all(f'route="{route}",status="404"' in metrics for route in ("other", "/v1/models/NAME"))
     assert 'route="other",status="405"' in metrics
     for path in (CHAT, COMPLETION):
         error = error_of(ask(client, path, model="gpt-5"), 404)

@@ -94,7 +94,7 @@ async def list_models(request: ApiRequest) -> None:
 
 
 async def one_model(request: ApiRequest) -> None:
-    name, model = await request.state.model(request.exchange.path_parameters["model"], request.caller)
+    name, model = await request.state.model(request.exchange.path_parameters["NAME"], request.caller)
     if not model.fleet.up("generation"):
         text = model.fleet.unavailable().told  # not the error itself, which would be logged for whoever waits so
         raise OpenAIError(503, text, kind="server_error", code="unavailable", retry_after_s=1.0)
@@ -263,12 +263,12 @@ _POST: dict[str, Handler] = {
 }
 _GET: dict[str, Handler] = {
     "/v1/models": list_models,
-    "/v1/models/{model:path}": one_model,
+    "/v1/models/NAME": one_model,
     "/tokenizer_info": tokenizer_info,
     "/fleet": fleet,
     _HISTORY: fleet,
 }
-_KEPT = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/{part}")
+_KEPT = ("/v1/responses/ID", "/v1/responses/ID/PART")
 _OPEN: dict[str, Handler] = {
     "/health": health,
     "/ready": ready,
@@ -277,7 +277,7 @@ _OPEN: dict[str, Handler] = {
     # Triton's own paths, so that what watches Triton servers can watch a gateway.
     "/v2/health/live": health,
     "/v2/health/ready": ready,
-    "/v2/models/{model}/ready": ready,
+    "/v2/models/NAME/ready": ready,
 }
 """Paths that are asked without a key, by probes."""
 # The route in the log and the metrics of a path or method that there is not. Metrics must not grow with guesses.
@@ -301,7 +301,8 @@ def create_app(settings: GatewaySettings) -> ASGIApp:
             answer = ApiRoute(state, path, handler, reads_body=reads_body, needs_key=needs_key)
             # DeepSeek's own API has these paths below / and /beta as well.
             bases = ("/v1", "", "/beta") if path.startswith("/v1/") else ("",)
-            routes.extend(Route(base + path.removeprefix("/v1"), answer, methods=list(methods)) for base in bases)
+            rest = re.sub("[A-Z]+", r"{\g<0>}", path.removeprefix("/v1")).replace("NAME", "NAME:path")  # it may have /
+            routes.extend(Route(base + rest, answer, methods=list(methods)) for base in bases)
 
     add(_POST, "POST", reads_body=True)
     add(_GET, "GET")

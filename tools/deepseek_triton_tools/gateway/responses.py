@@ -283,6 +283,6 @@ async def count_input_tokens(request: ApiRequest) -> None:
 
 
 async def kept_response(request: ApiRequest) -> None:
-    response_id = request.exchange.path_parameters["response_id"]
+    response_id = request.exchange.path_parameters["ID"]
     message = f"No response with the id {response_id!r} is here, because {NO_STATE}."
     raise OpenAIError(404, message, param="response_id", code="response_not_found")
