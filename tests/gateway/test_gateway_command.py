@@ -97,6 +97,7 @@ WRONG_FILES = [
     ("", "expected lines of OPTION: VALUE"),
     ("a: b: c", 'mapping values are not allowed here in ".*gateway.yaml", line 1'),
     ("server: 'http://a\x01'", "special characters are not allowed"),
+    ("keys: gone", "gateway.yaml: keys gone: No such file"),
 ]
 
 

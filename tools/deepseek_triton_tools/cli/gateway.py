@@ -125,7 +125,7 @@ def _gateway(args: argparse.Namespace) -> int:
     print(_announcement(settings), flush=True)
     if settings.keys_file is None and not _LOOPBACK.fullmatch(settings.host):
         complain(f"warning: {settings.host} can be reached from other machines, and without --keys anyone may ask")
-    serve(settings, lambda renews: _problems(settings, renews=renews))
+    serve(settings, lambda renews: _told(args, _problems(settings, renews=renews)))
     return 0
 
 
@@ -134,6 +134,7 @@ def settings_of(args: argparse.Namespace) -> GatewaySettings:
     from deepseek_triton_tools.gateway.settings import GatewaySettings
 
     problems: list[str] = []
+    args.of_file = set()
     if args.config is not None:
         _take_file(args, problems)
     names = {field.name for field in dataclasses.fields(GatewaySettings)}
@@ -148,10 +149,17 @@ def settings_of(args: argparse.Namespace) -> GatewaySettings:
     settings = GatewaySettings(_models(args, problems), **options)
     problems.extend(_problems(settings))
     if problems:
-        raise ToolError("; ".join(problems), exit_code=2)
-    for problem in _problems(settings, renews=True):
+        raise ToolError("; ".join(_told(args, problems)), exit_code=2)
+    for problem in _told(args, _problems(settings, renews=True)):
         complain(f"warning: {problem}")
     return settings
+
+
+def _told(args: argparse.Namespace, problems: Iterable[str]) -> Iterable[str]:
+    """The problems, each of an option that the file set with the file's name instead of the dashes."""
+    for problem in problems:
+        option = problem.removeprefix("--").split()[0].rstrip(":")
+        yield f"{args.config}: {problem[2:]}" if option in args.of_file else problem
 
 
 def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
@@ -182,8 +190,7 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
         if option.startswith("--") and option not in _NOT_IN_FILE
     }
     for name, value in document.items():
-        action = options.get(name)
-        if action is None:
+        if (action := options.get(name)) is None:
             problems.append(f"{file}: there is no option {name!r}{nearest(str(name), options)}")
             continue
         if names.count(name) > 1:
@@ -197,6 +204,7 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
         # The value is read even where the command line wins: a mistake in the file is said at once, not when it counts.
         if getattr(args, action.dest) in (None, []):
             setattr(args, action.dest, taken)
+            args.of_file.add(name)
 
 
 _KINDS = {dict: "a mapping", list: "a list", bool: "true or false", type(None): "nothing"}
@@ -304,10 +312,7 @@ def _upstream_headers(texts: Iterable[str], problems: list[str]) -> tuple[tuple[
 
 
 def _problems(settings: GatewaySettings, *, renews: bool = False) -> Iterable[str]:
-    """Problems of the settings, of those that can be tried now.
-
-    :param renews: whether workers are well meanwhile, so that a certificate that is out of date is a problem, too.
-    """
+    """Those that can be tried now. With `renews`, workers are well meanwhile: a certificate out of date is one, too."""
     import ssl
     from importlib.util import find_spec
 
