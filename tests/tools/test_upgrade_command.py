@@ -85,6 +85,7 @@ def test_what_is_applied_is_what_build_writes_with_the_edits(folder, capsys):
     document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply")
 
     assert (document["status"], document["from"]["release"], document["to"]["release"]) == ("applied", "1.1.0", "1.2.1")
+    assert ["26.02" in document["from"]["image"], "26.07" in document["to"]["image"]] == [True, True]
     assert tree(Path(document["backup"])) == before
     assert main([*R1, "--profile", "latency", "--output", "fresh"]) == 0
     edit(Path("fresh") / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")

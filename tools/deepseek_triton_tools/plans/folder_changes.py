@@ -61,8 +61,7 @@ def show_diff(plan: Plan, folder: Path) -> None:
 
 def _diff(plan: Plan, folder: Path) -> Iterator[str]:
     found = manifests_of(folder)
-    stamp = read_manifest(found[0][1]) if found else {}
-    if not stamp:
+    if not (stamp := read_manifest(found[0][1]) if found else {}):
         expected = f"{folder}: expected a folder that build wrote, found no {MANIFEST} that can be read"
         raise ToolError(expected, exit_code=2)
     format = str(stamp.get("format") or DEFAULT_FORMAT)
@@ -159,12 +158,13 @@ class UpgradeTarget:
 
     @property
     def versions(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Versions of this program, TensorRT-LLM and vLLM that the folder was written by, and is written by now."""
+        """Versions of this program, TensorRT-LLM and vLLM, and the image, of the folder as it is and as it will be."""
         plan = next(iter(self.plans.values()))
         now = {
             "version": __version__,
             "release": plan.release.version if plan.release else None,
             "vllm": plan.vllm.version if plan.vllm else None,
+            "image": plan.image_for(self.record.get("format") or DEFAULT_FORMAT),
         }
         return {key: self.record.get(key) for key in now}, now
 
@@ -265,7 +265,8 @@ def _version(record: Mapping[str, Any]) -> str:
     engine = "TensorRT-LLM" if record["release"] else "vLLM"
     number = record["release"] or record["vllm"]
     program = f"deepseek-triton {record['version'] or 'of an unknown version'}"
-    return f"{program} for {engine} {number}" if number else program
+    image = f" in {str(record['image']).rpartition('/')[2]}" if record["image"] else ""
+    return f"{program} for {engine} {number}{image}" if number else program
 
 
 def _show_file(target: UpgradeTarget, file: UpgradedFile, keep: Keep | None) -> None:
