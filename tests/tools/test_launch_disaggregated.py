@@ -271,21 +271,19 @@ AT_MOST = "a pair takes --routing gateway at most"
 WRONG_OPTIONS = [
     ("slurm", "--ready-file /r", "--ready-file: a pair has several servers"),
     ("slurm", "--address 127.0.0.1", "--address: the servers are on several nodes"),
-    ("slurm", "--partition a'b", "--partition: "),
     ("slurm", "--gpus 4", "takes 8 GPUs of each node, got 4"),
     ("slurm", "--context-servers 1000", "--context-servers: expected at most 999"),
     ("slurm", "-- --http-port=1", "expected HTTP_PORT to be set"),
     ("kubernetes", "--replicas 2", INSTEAD),
     ("kubernetes", "--max-replicas 2", INSTEAD),
+    ("kubernetes", "--target 4", INSTEAD),
     ("kubernetes", f"--name {'a' * 27}", "--name: expected up to 26 small letters"),
     ("kubernetes", "--generation-servers 0", "--generation-servers"),
     ("kubernetes", "--context-servers 1000", "--context-servers: expected at most 999"),
-    ("kubernetes", "--namespace A", "--namespace: expected"),
     ("kubernetes", "--routing epp --route-parent a --picker-image p", AT_MOST),
     ("kubernetes", "--picker-image p", AT_MOST),
     ("kubernetes", "--autoscale keda", AT_MOST),
     ("kubernetes", "--routing gateway", "--routing gateway: name with --gateway-image"),
-    ("kubernetes", "--env A=1 --env A=2", "--env: A: given twice"),
     ("kubernetes", "-- --http-port=1", "expected HTTP_PORT to be set"),
 ]
 

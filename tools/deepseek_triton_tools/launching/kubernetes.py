@@ -129,8 +129,10 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     yield from _routing_refusals(options)
     if options.target is not None and options.max_replicas is None:
         yield "--target is for the autoscaler, and without --max-replicas there is none"
-    if options.ready_file and not options.ready_file.is_absolute():
-        yield f"--ready-file: expected an absolute path inside the container, got {safe_name(str(options.ready_file))}"
+    if options.ready_file and str(options.ready_file.parent) not in ("/tmp", "/dev/shm"):  # the image is read-only
+        yield f"--ready-file: expected a file in the pod's /tmp or /dev/shm, got {safe_name(str(options.ready_file))}"
+    if options.ssh_port and not (facts.uses_mpi and facts.nodes > 1):
+        yield "--ssh-port is for ranks on several nodes, and without them no sshd runs: leave it out"
     if options.measured and options.rate:
         yield "--rate and --measured: the rate of the storage is either given or measured, not both"
 
@@ -189,8 +191,8 @@ def pair_refusals(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
     if not NAME.fullmatch(name) or len(name) > _MAX_PAIR_NAME:
         expected = f"up to {_MAX_PAIR_NAME} small letters, digits and dashes for a pair, a letter first"
         yield f"--name: expected {expected}, got {safe_name(name)}"
-    if options.replicas != 1 or options.max_replicas is not None:
-        yield "--replicas and --max-replicas: a pair has --context-servers and --generation-servers instead"
+    if options.replicas != 1 or options.max_replicas is not None or options.target is not None:
+        yield "--replicas, --max-replicas and --target: a pair has --context-servers and --generation-servers instead"
     routing = options.routing if options.routing == "gateway" else None
     usual = replace(options, routing=routing, route_parent=None, picker_image=None, autoscale=None)
     if usual != options:
@@ -199,8 +201,9 @@ def pair_refusals(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
             "alone: a pair takes --routing gateway at most, and keeps its number of servers"
         )
     yield from pair.refusals()
+    alone = replace(usual, replicas=1, max_replicas=None, target=None, ssh_port=None)
     for side in pair.sides:
-        yield from refusals(side.facts, replace(usual, name=side.role, replicas=1, max_replicas=None))
+        yield from refusals(side.facts, replace(alone, name=side.role))
 
 
 def _name(pair: LaunchedPair, options: LaunchOptions) -> str:
