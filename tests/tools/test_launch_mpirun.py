@@ -217,14 +217,14 @@ def test_the_containers_are_those_of_docker(printed, launchable, tmp_path, progr
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     docker = recording(tmp_path / "bin", "docker", after="sys.exit('inspect' in sys.argv)")
     options = ["--hosts", "localhost,b", "--gpus", "8", "--name", "r1", "--ready-file", str(tmp_path / "run/ready")]
-    script = run_command("launch", "ssh-setup", str(launchable / "r1x2"), *options).stdout
+    script = run_command("launch", "ssh-setup", str(launchable / "r1x2"), *options, "--ssh-args=-4 -v").stdout
     subprocess.run(["bash", "-c", script, "setup", "container"], env={**os.environ, "KEYS": "/keys"}, check=True)
     args = docker.calls[-1]["args"]
     assert (args[:3], args[-2:]) == (["run", "--name", "r1"], ["sleep", "infinity"])
     assert {"--detach", "--rm"} & set(args) == {"--detach"}
     assert follows(args, "--gpus", "8")
     assert ("/dev/infiniband" in args, "IPC_LOCK" in args) == (os.path.exists("/dev/infiniband"),) * 2
-    assert "--device /dev/infiniband --cap-add IPC_LOCK" in script
+    assert [text in script for text in ("--device /dev/infiniband --cap-add IPC_LOCK", "=10\"' -4 -v'")] == [True, True]
     assert "type=bind,source=/keys,target=/keys,readonly" in args
     sources = [word.split("source=")[1].split(",")[0] for word in args if "source=" in word]
     assert {str(tmp_path / "hub"), str(tmp_path / "run")} < set(sources)

@@ -100,7 +100,7 @@ def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
 def test_in_containers_what_is_needed_is_mounted(script, run, launchable, tmp_path):
     kept, ready = tmp_path / "kept", tmp_path / "ready" / "file"
     options = ["--cache-dir", str(kept), "--ready-file", str(ready), "--image", "registry.example:5000/triton:1"]
-    [prepared], [supervisor] = run(script("one", *options))
+    [prepared], [supervisor] = run(script("one", *options, "--env", "CUDA_CACHE_PATH=/c"))
     _, ranks = split(supervisor["args"])
     folder, cache = launchable / "one", f"{kept}/registry.example_5000_triton_1-h200"
     once = ["--nodes=1", "--ntasks-per-node=1", "--ntasks=1"]
@@ -114,7 +114,8 @@ def test_in_containers_what_is_needed_is_mounted(script, run, launchable, tmp_pa
         f"{cache}:{containers.KERNELS_MOUNT}",
         f"{ready.parent}:{ready.parent}",
     ]
-    assert supervisor["env"]["TRITON_CACHE_DIR"] == f"{containers.KERNELS_MOUNT}/triton"
+    kernels = {"TRITON_CACHE_DIR": f"{containers.KERNELS_MOUNT}/triton", "CUDA_CACHE_PATH": "/c"}
+    assert supervisor["env"].items() >= kernels.items()
     assert "--ready-file" in supervisor["args"]
 
 

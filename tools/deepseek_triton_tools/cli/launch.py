@@ -78,7 +78,7 @@ _DOCKER = """
 _NODES = """
     --hosts A,B  the nodes, this one first
     --host-file FILE  the same, one a line, or as mpirun's host file
-    --ssh-port PORT  port of sshd on every node (default: ssh's own)
+    --ssh-port PORT  port of sshd on every node (default: ssh's own; ssh-setup: 2233)
     --ssh-args TEXT  more arguments of ssh, as in --ssh-args='-i key'
     """
 _PAIR = {

@@ -77,7 +77,7 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
         ),
         "memory_why": memory_why(facts),
         "becomes": "" if waits else ", and by then that process is the supervisor",
-        "exports": start_script.exports(start_script.server_environment(options) | container_variables(facts, options)),
+        "exports": start_script.exports(container_variables(facts, options) | start_script.server_environment(options)),
         "python": for_comment(options.python),
         "python_why": "to tell the supervisor in the container when to stop" if waits else "for the supervisor",
         "needs_master": start_script.needs_master(facts),
@@ -242,9 +242,8 @@ def pair_refusals(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
 def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
     for side in pair.sides:
         ask_start_script(side.facts, options)
-    variables = start_script.server_environment(options)
-    for side in pair.sides:
-        variables |= container_variables(side.facts, options)
+    variables = container_variables(pair.context.facts, options) | container_variables(pair.generation.facts, options)
+    variables |= start_script.server_environment(options)
     components = _components(pair)
     requests = [
         directives(

@@ -19,7 +19,7 @@ port="${PORT:-@@{port}}"
 keys="${KEYS:-@@{keys}}"
 container="${CONTAINER-@@{container}}"
 # Open MPI splits these arguments at blanks (plm_rsh_args).
-ssh_args="-p $port -i $keys/id_ed25519 -o IdentitiesOnly=yes -o UserKnownHostsFile=$keys/known_hosts -o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o BatchMode=yes -o ConnectTimeout=10"
+ssh_args="-p $port -i $keys/id_ed25519 -o IdentitiesOnly=yes -o UserKnownHostsFile=$keys/known_hosts -o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o BatchMode=yes -o ConnectTimeout=10"@@{ssh_args}
 if [[ ! "$keys" =~ ^/[A-Za-z0-9/._@%+-]+$ ]]; then
   echo "KEYS: expected an absolute path of letters, digits and /._@%+-, got $keys" >&2
   exit 2
