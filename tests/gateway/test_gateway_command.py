@@ -70,7 +70,7 @@ def test_every_option_reaches_the_settings(tmp_path):
 
 def test_the_file_has_the_same_words_and_the_command_line_wins(tmp_path):
     (tmp_path / "gateway.yaml").write_text(
-        "model: [r1=http://a:1, v3=http://b:1]\nport: 9001\nworkers: 2\nmax-body: 1MB\nmetrics-need-key: true\n"
+        "model: [r1=http://a:1, v3=http://b:1]\nport: 9001\nworkers: 2\nmax-body: 1MB\nno-page: true\n"
         "cors-origin: https://chat.example.com\nmetrics-port: none\n"
     )
 
@@ -78,7 +78,7 @@ def test_the_file_has_the_same_words_and_the_command_line_wins(tmp_path):
 
     assert given.models == (ModelSettings(("http://c:1",), "v3"),)
     assert (given.port, given.workers, given.max_body_bytes, given.metrics_port) == (9002, 2, 10**6, None)
-    assert (given.metrics_need_key, given.cors_origins) == (True, ("https://chat.example.com",))
+    assert (given.page, given.cors_origins) == (False, ("https://chat.example.com",))
 
 
 WRONG_FILES = [
@@ -118,7 +118,7 @@ WRONG_WORDS = [
     (["--model", "r1="], "--model: expected NAME=URL"),
     (["--model", "r1=http://a:1,"], "--model: expected HOST:PORT"),
     ([*SERVER, "--keys", "missing"], "--keys missing: No such file or directory"),
-    ([*SERVER, "--keys", "empty"], "empty: it is empty"),
+    ([*SERVER, "--metrics-need-key"], "--metrics-need-key: expected --keys too"),
     (["--config", "missing"], "^missing: No such file or directory$"),
     ([*SERVER, "--cors-origin", "https://a/b"], "--cors-origin: expected https://HOST, without a path"),
     ([*SERVER, "--tls-key", "empty"], "--tls-key: expected --tls-certificate too"),

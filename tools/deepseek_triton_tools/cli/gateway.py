@@ -323,6 +323,8 @@ def _problems(settings: GatewaySettings, *, renews: bool = False) -> Iterable[st
             read_keys(settings.keys_file)
         except (OSError, KeysFileError) as error:
             yield f"--keys {settings.keys_file}: {_reason(error)}"
+    elif settings.metrics_need_key:
+        yield "--metrics-need-key: expected --keys too; without it, everybody may ask"
     for origin in settings.cors_origins:
         if not _ORIGIN.fullmatch(origin):
             yield f"--cors-origin: expected https://HOST, without a path, or *, got {origin!r:.200}"
@@ -337,8 +339,7 @@ def _problems(settings: GatewaySettings, *, renews: bool = False) -> Iterable[st
             # With an empty password, because OpenSSL would otherwise ask for one at the terminal.
             context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
         except OSError as error:  # ssl.SSLError is one; OpenSSL gives no reason where it finds no key
-            no_key = getattr(error, "reason", error) is None
-            reason = "no private key, or an encrypted one" if no_key else _reason(error)
+            reason = _reason(error) if getattr(error, "reason", error) else "no private key, or an encrypted one"
             yield f"{at}: {reason}; expected PEM, and the certificate's own key"
     elif settings.tls_key is not None:
         yield "--tls-key: expected --tls-certificate too"
