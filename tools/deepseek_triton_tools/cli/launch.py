@@ -269,6 +269,8 @@ def _variable(text: str) -> tuple[str, str]:
             f"{name}: everybody can read a command line: export HF_TOKEN, and it is handed on by its name (pods need "
             "none: they download nothing)"
         )
+    if name == "HF_HUB_CACHE":
+        raise argparse.ArgumentTypeError(f"{name}: export it, and its folder is mounted too (pods: --claim)")
     own = {variable: option for option, (variable, _) in START_VARIABLES.items()} | {"DRY_RUN": "dry_run"}
     if name in own:
         raise argparse.ArgumentTypeError(f"{name}: say it with --{own[name].replace('_', '-')}")

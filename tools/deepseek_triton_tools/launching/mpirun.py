@@ -63,8 +63,7 @@ def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
 def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     yield from containers.warnings(facts, options)
     if not is_here(options.hosts[0], Machine()):
-        here = "run it there, because mpirun and tritonserver run on the first host"
-        yield f"{options.hosts[0]} is not this machine: {here}"
+        yield f"{options.hosts[0]} is not this machine: run it there, as mpirun and tritonserver run on the first host"
     kept = [name for name, _ in options.environment if not is_for_every_rank(name) and name not in _LEADER_ONLY]
     if kept:
         yield (

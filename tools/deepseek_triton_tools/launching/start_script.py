@@ -144,10 +144,9 @@ def filled(name: str, values: Mapping[str, Any]) -> str:
 
 
 def local_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    if facts.nodes > 1:
-        if facts.uses_mpi:
-            yield f"{facts.source} takes {facts.nodes} nodes: use launch mpirun, slurm or kubernetes"
-        yield from nodes_by_hand(facts, options, "local")
+    if facts.nodes > 1 and facts.uses_mpi:
+        yield f"{facts.source} takes {facts.nodes} nodes: use launch mpirun, slurm or kubernetes"
+    yield from nodes_by_hand(facts, options, "local")
 
 
 def local_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
