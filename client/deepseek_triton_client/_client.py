@@ -276,8 +276,8 @@ class Client(BaseClient[Stream]):
     `url` is "http://host:port", "grpc://host:port", https:// or grpcs://; "host:port" alone is HTTP, and a missing port
     is Triton's own. With several URLs, `balance` "failover" uses the first server that works, "round_robin" uses each
     in turn. With an empty `model_version` the server chooses the version. `token` is sent as a bearer token; a function
-    is called for a token before each request. `stream_mode` says how a model of others streams, if not as
-    usual. `metrics_url` is "http://host:8002/metrics" unless given, of a URL with /v1 its own /metrics. Nothing is sent
+    is called for a token before each request. `stream_mode` says how a model of others streams, if not as usual.
+    `metrics_url` is, unless given, beside /v1, or at port 8002 beside 8000 and 8001 only. Nothing is sent
     before the first call. Threads may share a client.
 
     Every method raises only errors of this package (`DeepseekTritonError`); a closed client raises RuntimeError.
@@ -425,7 +425,7 @@ class Client(BaseClient[Stream]):
         return run(self._calls.metadata())
 
     def metrics(self) -> Metrics:
-        """Return the server's metrics, read from `metrics_url`, or the first server's from port 8002 or beside /v1."""
+        """Return the metrics at `metrics_url`, or the first server's: beside /v1, or at 8002 beside 8000 and 8001."""
         return run(self._calls.metrics())
 
     def close(self) -> None:

@@ -229,6 +229,8 @@ def test_what_it_says_of_itself(client_kind):
             assert client.generate("x").text == "hi"
         with client_kind.client(server.url) as client, pytest.raises(ModelNotFound):
             client.generate("x")
+        with client_kind.client(server.url) as client, pytest.raises(InvalidRequest, match="metrics_url"):
+            client.metrics()
 
 
 def post(server, body):

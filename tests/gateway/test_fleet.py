@@ -410,7 +410,7 @@ def metrics(sequences, tokens, model="tensorrt_llm"):
 
 async def test_work_of_other_gateways_counts(servers, monkeypatch):
     """Not while another server, of any model, has its metrics at the same address."""
-    there = ChangingSource("http://host:8001")
+    there = ChangingSource("http://host:8001 8002")
     monkeypatch.setattr(model_front, "_LOOK_S", 0.01)
     monkeypatch.setattr(fleet_module, "parse_source", lambda text: parse_source(text) if text else there)
     monkeypatch.setattr(fleet_module, "TritonServer", lambda url, *_, **__: servers[url])
@@ -422,6 +422,8 @@ async def test_work_of_other_gateways_counts(servers, monkeypatch):
     told = [server for model in state.models for server in model.fleet.members.values()]
     await until(lambda: all(member.snapshot().no_metrics for member in told))
     assert {tuple(member.snapshot().others) for member in told} == {(0, 0)}
+    there.urls = ["http://host:8001"]  # not Triton's port for HTTP, so nobody knows
+    await until(lambda: [bool(member.snapshot().no_metrics) for member in told] == [False, True, False])
     there.urls = ["http://host:8001 9000"]
     await until(lambda: [tuple(member.snapshot().others) for member in told] == [(9, 90), (1, 90), (9, 90)])
     assert {await answer(state.models[0].fleet) for _ in range(20)} == {"http://host:8001"}

@@ -138,7 +138,7 @@ def test_certificates_of_the_server_are_used_for_its_metrics(tmp_path):
 def test_where_metrics_usually_are():
     cases = {
         ("triton-http", "http://a:8000", "grpc://a:8001"): ("http://a:8002/metrics",),
-        ("triton-grpc", "grpcs://[::1]:9"): ("http://[::1]:8002/metrics",),
+        ("triton-grpc", "grpcs://[::1]:8001", "grpcs://[::1]:9"): ("http://[::1]:8002/metrics",),
         ("openai", "https://gateway:9000/v1"): ("https://gateway:9000/metrics",),
         ("triton-http", "localhost"): ("http://localhost:8002/metrics",),
     }

@@ -8,13 +8,13 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from deepseek_triton_client._core.checked_request import Request, checked_id
 from deepseek_triton_client._core.client_settings import Settings, Timeouts
 from deepseek_triton_client._core.exceptions import (
     DeadlineExceeded,
     DeepseekTritonError,
+    InvalidRequest,
     ModelNotFound,
     ModelNotReady,
     ServerUnavailable,
@@ -28,9 +28,6 @@ _POLL_INTERVAL_S = 1.0
 
 _LAST_LOOK_S = 0.2
 """Seconds before the end of `wait_until_ready` at which the servers are asked for the last time."""
-
-_METRICS_PORT = 8002
-"""The port of Triton's metrics by default."""
 
 
 class Calls:
@@ -100,12 +97,10 @@ class Calls:
         raise AssertionError("settings have at least one server")
 
     async def metrics(self) -> Metrics:
-        """Return the metrics at `metrics_url`, or those of the first server: at port 8002, or beside its /v1."""
+        """Return the metrics at `metrics_url`, or those of the first server where that has a usual place."""
         first = self._servers.all[0]
-        usual = f"http://{replace(first.endpoint, port=_METRICS_PORT).address}/metrics"
-        if first.url.endswith("/v1"):
-            usual = f"{first.url.removesuffix('/v1')}/metrics"
-        url = self._settings.metrics_url or usual
+        if not (url := self._settings.metrics_url or first.endpoint.metrics_url):
+            raise InvalidRequest("metrics_url: expected it, for 8002 is usual only beside Triton's ports 8000 and 8001")
         try:
             return Metrics.parse(await first.transport.metrics(url, self._settings.timeouts.connect))
         except DeepseekTritonError as exc:

@@ -233,6 +233,14 @@ class Endpoint:
         """ "host:port", with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def metrics_url(self) -> str:
+        """Beside /v1, or at 8002 beside Triton's own ports 8000 and 8001; "" for others, of which nobody knows."""
+        if self.path.endswith("/v1"):
+            return f"{str(self).removesuffix('/v1')}/metrics"
+        is_usual = self.port == (8001 if self.is_grpc else 8000)
+        return f"http://{replace(self, port=8002).address}/metrics" if is_usual else ""
+
     def __str__(self) -> str:
         return f"{self.scheme}://{self.address}{self.path}"
 

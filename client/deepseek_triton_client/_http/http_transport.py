@@ -104,9 +104,7 @@ class HttpTransport:
         """See `Transport`. The metrics are read on a connection of their own. The token and the user's headers are not
         sent to another host, nor without TLS if the server itself is reached with TLS."""
         parts = urlsplit(url)  # `Settings` has checked it
-        path = quote(parts.path, safe=PATH_CHARACTERS) or "/"
-        if parts.query:
-            path += "?" + quote(parts.query, safe=PATH_CHARACTERS + "?")
+        path = quote((parts.path or "/metrics") + (parts.query and f"?{parts.query}"), safe=PATH_CHARACTERS + "?")
         endpoint = Endpoint(parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme])
         own = self._server.endpoint
         trusted = endpoint.host == own.host and (endpoint.is_tls or not own.is_tls)

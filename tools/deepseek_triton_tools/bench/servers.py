@@ -26,6 +26,7 @@ from deepseek_triton_client import (
     Timeouts,
     Tls,
 )
+from deepseek_triton_client._core.client_settings import Endpoint
 from deepseek_triton_tools.bench import targets
 from deepseek_triton_tools.bench.result import MetricSummary, RequestRecord
 from deepseek_triton_tools.tool_errors import TOKEN_ADVICE, ToolError
@@ -117,18 +118,14 @@ def token_counts(target: targets.TargetSettings, texts: Sequence[str]) -> list[i
 
 
 _INTERVAL_S = 1.0
-_TRITON_PORT = 8002
 
 
 def usual_metrics_urls(urls: Iterable[str], endpoint: str) -> tuple[str, ...]:
-    """Return where servers at `urls` have their metrics: Triton on port 8002, OpenAI endpoints beside their API."""
-    addresses = []
-    for url in urls:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        place = f"{parts.scheme}://{parts.netloc}" if endpoint == "openai" else f"http://{host}:{_TRITON_PORT}"
-        addresses.append(f"{place}/metrics")
-    return tuple(dict.fromkeys(addresses))
+    """Return where servers at `urls` have their metrics, as far as that is known: OpenAI endpoints beside their API."""
+    if endpoint != "openai":
+        return tuple(dict.fromkeys(filter(None, (Endpoint.parse(url).metrics_url for url in urls))))
+    parts = [urlsplit(url if "://" in url else f"http://{url}") for url in urls]
+    return tuple(dict.fromkeys(f"{each.scheme}://{each.netloc}/metrics" for each in parts))
 
 
 class MetricsWatch:

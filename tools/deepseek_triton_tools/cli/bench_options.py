@@ -76,7 +76,7 @@ def add_bench_options(verb: VerbParser) -> None:
     server = verb.add_argument_group("server")
     text = "what answers there (default: openai if the URL's path ends in /v1, else triton)"
     option(server, "--endpoint", text, choices=("triton", "openai"))
-    text = "read a server's metrics here; may be repeated; none: don't (default: port 8002 of Triton)"
+    text = "read a server's metrics here; may be repeated; none: don't (default: 8002 beside 8000 and 8001)"
     option(server, "--metrics-url URL", text, words, action="append")
     add_server_options(server)
 

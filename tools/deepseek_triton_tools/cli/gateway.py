@@ -91,7 +91,7 @@ def add_options(verb: VerbParser) -> None:
     text = "header of each request to them, such as a token; NAME=@FILE reads the value; may be repeated"
     option(group, "--upstream-header NAME=VALUE", text, words, **several)
     option(group, "--upstream-ca FILE", "certificates to trust for https://, as PEM (default: the system's)", path)
-    text = "port of their metrics, by which load is compared (default: 8002); none for no metrics"
+    text = "of their metrics, by which load is compared (default: 8002 beside 8000 and 8001); none for no metrics"
     option(group, "--metrics-port PORT", text, lambda port: 0 if port == "none" else _port_or_none(port))
     group = verb.add_argument_group("watching it")
     option(group, "--access-log FILE", "a line of JSON for each request, to FILE or to stdout (-)", words)
@@ -145,7 +145,7 @@ def settings_of(args: argparse.Namespace) -> GatewaySettings:
     }
     options["upstream_headers"] = _upstream_headers(args.upstream_header or (), problems)
     # 0 stands for `none`: None on the command line means that the option was left out.
-    options["metrics_port"] = options.get("metrics_port", 8002) or None
+    options |= {} if options.get("metrics_port") else {"metrics_port": None if "metrics_port" in options else 0}
     settings = GatewaySettings(_models(args, problems), **options)
     problems.extend(_problems(settings))
     if problems:

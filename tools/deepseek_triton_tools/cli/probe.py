@@ -19,6 +19,7 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
+from deepseek_triton_client._core.client_settings import Endpoint
 from deepseek_triton_tools.cli.client_options import DEFAULT_URL, add_address, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, add_verb, duration, option
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
@@ -72,7 +73,7 @@ def add_options(verb: VerbParser) -> None:
         server = question.add_argument_group("server")
         add_server_options(server)
         if name == "generate":
-            option(server, "--metrics-url URL", "its metrics (default: port 8002 of URL's host, or beside /v1)")
+            option(server, "--metrics-url URL", "its metrics (default: 8002 beside 8000 and 8001; beside /v1)")
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,11 @@ def _probe(args: argparse.Namespace) -> int:
     if more:
         raise ToolError(f"expected one URL, got {len(args.urls)}", exit_code=2)
     try:
+        at = args.metrics_url or Endpoint.parse(url).metrics_url
         client = Client(
             url,
             **client_settings(args),
-            metrics_url=args.metrics_url,
+            metrics_url=at or None,
             timeouts=Timeouts(connect=deadline_s + _SPARE_S, total=deadline_s),
             retries=Retries(attempts=1),
         )
@@ -102,7 +104,7 @@ def _probe(args: argparse.Namespace) -> int:
 
     def ask() -> Verdict:
         with client:
-            return _generates(client, deadline_s) if args.question == "generate" else _health(client, args.question)
+            return _generates(client, deadline_s, at) if args.question == "generate" else _health(client, args.question)
 
     verdict = _within(deadline_s, ask)
     if args.json:
@@ -190,18 +192,18 @@ def _health(client: Client, question: str) -> Verdict:
     return Verdict(NO, f"not ready: {what}; it loads, stops, or its engine has failed")
 
 
-def _generates(client: Client, deadline_s: float) -> Verdict:
+def _generates(client: Client, deadline_s: float, metrics_url: str) -> Verdict:
     began = time.monotonic()
     try:
         completion = client.generate("1", max_tokens=1)
     except Overloaded as error:
-        return _busy(client, error, began + deadline_s)
+        return _busy(client, error, began + deadline_s, metrics_url)
     if not completion.num_output_tokens:
         return Verdict(NO, f"answered without a token, finish_reason {completion.finish_reason}")
     return Verdict(YES, f"generates: a token in {time.monotonic() - began:.2f} s")
 
 
-def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
+def _busy(client: Client, refusal: Overloaded, end: float, metrics_url: str) -> Verdict:
     """Judge a full server: it is healthy while it makes tokens for others, and a restart would lose them."""
     try:
         metrics = client.metrics()
@@ -212,5 +214,6 @@ def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
             if client.metrics().value(name) > before:
                 return Verdict(YES, f"generates for others, and is full: {_text(refusal)}")
     except (DeepseekTritonError, KeyError) as error:
-        return Verdict(NO, f"full ({_text(refusal)}), and its metrics don't say whether it generates: {error}")
-    return Verdict(NO, f"full ({_text(refusal)}), and no token was made for anybody within the deadline")
+        why = f"{metrics_url}: {error.args[0]}" if isinstance(error, KeyError) else error
+        return Verdict(NO, f"full ({_text(refusal)}), and its metrics don't say whether it generates: {why}")
+    return Verdict(NO, f"full ({_text(refusal)}), and no token was made within the deadline, as {metrics_url} says")

@@ -108,7 +108,7 @@ def _add_server(forms: Verbs) -> None:
     server = verb.add_argument_group("server")
     option(server, "--wait S", "seconds to wait until it is ready (default: 7200)", duration)
     option(server, "--log FILE", "the server's log, to show how far it has loaded", path)
-    option(server, "--metrics-url URL", "its metrics (default: port 8002 of URL's host, or beside /v1)")
+    option(server, "--metrics-url URL", "its metrics (default: 8002 beside 8000 and 8001; beside /v1)")
     option(server, "--ready-file FILE", "file that exists when it is warm, for probes", path)
     add_server_options(server)
 

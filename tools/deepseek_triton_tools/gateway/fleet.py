@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
 
+from deepseek_triton_client._core.client_settings import Endpoint
 from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer
 from deepseek_triton_tools.gateway.settings import (
     GatewaySettings,
@@ -56,8 +57,8 @@ class Fleet:
 
     sources: where the list of servers comes from. context_sources: the same for context servers, which compute prompts
     of more than local_prefill_tokens for the others; without any, the others do all of each request. connect: makes a
-    connection from a URL; connect_metrics: the same for metrics. metrics_port: of servers whose address names none;
-    None for no metrics. rng: draws servers for requests without affinity. last_up: when each was up last, and with
+    connection from a URL; connect_metrics: the same for metrics. metrics_port: of servers whose address names none,
+    as in the settings. rng: draws servers for requests without affinity. last_up: when each was up last, and with
     which model, as all workers of the gateway know.
     """
 
@@ -267,7 +268,8 @@ class Fleet:
             _keep(self._tasks, self._leave(member))
         for url, (address, role) in listed.items():
             port = address.metrics_port or self._metrics_port
-            metrics_url = "" if port is None else url_of("http", str(urlsplit(url).hostname), port)
+            usual = "" if port is None else Endpoint.parse(url).metrics_url.removesuffix("/metrics")
+            metrics_url = url_of("http", str(urlsplit(url).hostname), port) if port else usual
             known = self.members.get(url)
             if known is not None and metrics_url == (known.metrics.url if known.metrics is not None else ""):
                 continue
@@ -284,6 +286,7 @@ class Fleet:
                 role=role,
                 is_shared=self._is_disaggregated,
             )
+            member.wants_metrics = self._metrics_port is not None
             self._watches[member] = asyncio.create_task(member.watch())
 
     async def _leave(self, member: FleetMember) -> None:

@@ -38,6 +38,7 @@ counts as frozen."""
 _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
 _NO_METRICS = "%s: its metrics can't be read, so a dead engine and the work of others may go unseen: %s"
+_NAMED = "#metrics=PORT behind its address names its own; 8002 is assumed only beside 8000 and 8001"
 _CANARY_PERIOD_S = 30.0
 """Between two canaries of a server that shares requests."""
 # For a canary's token, while no request gets any either. An engine that waits for KV caches which never come, or for
@@ -132,6 +133,7 @@ class FleetMember:
         self._metrics_failed = False
         """The last try to read them. It is made once more soon: a server that starts opens its ports one by one."""
         self._no_metrics = self.metrics_also_of = ""
+        self.wants_metrics = False
         self._check_at = 0.0
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
@@ -301,7 +303,9 @@ class FleetMember:
 
     async def _read_metrics(self) -> str:
         """Take the load from the metrics, and the engine's health, for which Triton before 26.03 never asks a model."""
-        if (metrics := self.metrics) is None or time.monotonic() < self.metrics_at:
+        if (metrics := self.metrics) is None and self.wants_metrics:
+            self._take_metrics_problem(_NAMED)
+        if metrics is None or time.monotonic() < self.metrics_at:
             return ""
         own = self._own
         problem = "they have nothing of this model"
@@ -314,8 +318,7 @@ class FleetMember:
         except (TimeoutError, UpstreamError) as error:
             body, problem = b"", str(error).removeprefix(f"{metrics.url}: ")
         found = {name: float(number) for name, number in self._metric_lines.findall(body)}
-        at = f"{metrics.url}/metrics"
-        self._take_metrics_problem("" if found else f"{at}: {problem}; #metrics=PORT behind its address names its own")
+        self._take_metrics_problem("" if found else f"{metrics.url}/metrics: {problem}; {_NAMED}")
         # What the server counts has our requests in it too. A moment lies between both counts, and the gateway only
         # estimates tokens, so it is never exact.
         there = Load(int(found.get(b"inflight_sequences", 0)), int(found.get(b"inflight_tokens", 0)))
@@ -341,7 +344,7 @@ class FleetMember:
         if problem:
             _log.warning(_NO_METRICS, self.url, problem)
         else:
-            _log.info("%s: its metrics can be read now", self.url)
+            _log.info("%s: its metrics can be read now%s", self.url, f", at {self.metrics.url}" if self.metrics else "")
 
     async def _read_model(self) -> str:
         """See which model it has, unless that is known and fits. Returns why it can't be told, or ""."""

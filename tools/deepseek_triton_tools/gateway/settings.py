@@ -75,8 +75,8 @@ class GatewaySettings:
     """Added to each request to Triton, such as a restricted API's key. They are secrets."""
     upstream_ca: Path | None = None
     """Certificates to trust for servers with https://, as PEM. None for the system's."""
-    metrics_port: int | None = 8002
-    """Where the servers' metrics are, on the host of each. None: they are not asked for."""
+    metrics_port: int | None = 0
+    """On the host of each server. None: they are not asked for. 0: 8002 beside 8000 and 8001, and else unknown."""
     shared_folder: Path | None = None
     """Where several workers keep what all must know; `serve` sets it. None for one process."""
 
