@@ -41,13 +41,13 @@ def test_the_client_asks_a_gateway():
             with pytest.raises(InvalidRequest, match=rf"(^|for ){name}:"):
                 client.chat("Hi", **{name: value})
         for why in ("cancelled", "timeout"):
-            last = {"finish_reason": why, "num_output_tokens": 1}
-            triton.script = answer(HELLO, *(event(**last, sequence_index=each) for each in (0, 1)))
+            end = {"finish_reason": why, "num_output_tokens": 1}
+            triton.script = answer(HELLO, *(event(**end, sequence_index=each) for each in (0, 1)))
             with client.stream("Hi", timeout_ms=5, n=2) as stream:
-                *_, end = ((each.finish_reason, each.num_output_tokens) for each in stream)
+                *_, last = stream
             made = stream.completion()
-            assert (made.finish_reason, made.num_output_tokens, made.answers[0].num_output_tokens) == (why, 2, None)
-            assert end == (why, 2)
+            counts = [each.num_output_tokens for each in (last, made, made.answers[0])]
+            assert (last.finish_reason, made.finish_reason, *counts) == (why, why, 2, 2, None)
         assert (triton.asked[-1]["timeout_ms"], "sampling_param_temperature" in triton.asked[-1]) == (5, False)
         triton.script = answer(HELLO)  # it breaks off
         with pytest.raises(Exception, match="the model's server failed"):

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ import pytest
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.documents import ROOT, snippets
 from support.servers import url
+from support.terminal_session import Terminal
 from support.wire import STREAMS, WAYS, WHOLE, Answer, Way, ask
 from tiny_checkpoint.architecture import CALL, CALLS, END_CALL, END_CALLS, END_THINK, SEPARATOR
 
@@ -228,10 +230,11 @@ BY_TRANSFORMERS = next(name for name, (asked, _) in ANSWERED.items() if "from tr
 def test_the_page_shows_what_the_model_says(v31_server, tmp_path, name):
     (snippet, shown), address = ANSWERED[name], url(v31_server, "http")
     if snippet.language == "sh":
-        found = output_of(["bash", "-c", f"{snippet.text.strip()} --url {address}"], tmp_path)
+        with Terminal(*shlex.split(snippet.text)[1:], "--url", address) as terminal:
+            assert terminal.exit_code() == 0
+        found = re.sub(r"\x1b\[\d*m|\r", "", terminal.seen)
     else:
         found = output_of([sys.executable, "-c", snippet.text.replace("http://localhost:8000", address)], tmp_path)
-
     assert found == shown
 
 

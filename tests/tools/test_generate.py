@@ -187,9 +187,7 @@ def think(_):
 
 def test_a_pipe_gets_the_plain_answer_alone(run, model_server):
     model_server.answer = think
-
-    for whole in ((), ("--no-stream",)):
-        assert run("--chat", "hi", *whole)[1] == "yes\t\x1b[2J\nok\n"
+    assert [run("--chat", "hi", *how)[1] for how in ((), ["--no-stream"])] == ["yes\t\x1b[2J\nok\n"] * 2
 
 
 @pytest.mark.slow
