@@ -415,6 +415,7 @@ CASES = [
     ("nofile", machine(limits={"nofile": (20000, 20000)}), R1, "ok", "20000"),
     ("nofile", machine(limits={"nofile": (1024, 4096)}), NOTHING, "warning", "1024, at most 4096"),
     ("send-buffer", with_files({SEND_BUFFER: "16777216"}), NOTHING, "ok", "16777216 bytes, which take 21846 responses"),
+    ("send-buffer", with_files({SEND_BUFFER: "212992"}), replace(R1, by_triton=False), "ok", "212992 bytes"),
     ("send-buffer", with_files({SEND_BUFFER: "212992"}), R1, "note", "sysctl -w net.core.wmem_default=16777216"),
     ("stack", machine(limits={"stack": (8 * MIB, None)}), R1, "ok", "8.0 MiB"),
     ("stack", machine(limits={"stack": (MIB, None)}), R1, "warning", "1.0 MiB"),
@@ -592,7 +593,8 @@ def test_what_works():
     for where, expected, works in cases:
         found = {each.id: each.works for each in assess_capabilities(examine(where, expected).findings, expected)}
         assert {name: found[name] for name in works} == works
-    assert [name for name in CAPABILITIES if not is_for(name, R1)] == ["vllm", mpirun]
+    unused = [[each for each in CAPABILITIES if not is_for(each, replace(R1, by_triton=by))] for by in (True, False)]
+    assert unused == [["vllm", mpirun], ["vllm", local, mpirun, "launch-slurm", "launch-kubernetes"]]
 
 
 def test_fields_that_a_driver_does_not_know_are_left_out():

@@ -83,7 +83,6 @@ WRONG_WORDS = {
     "recipe image r1 -- --x": "unrecognized arguments: --x",
     "recipe binary r1": "invalid choice: 'binary'",
     "docker r1 --env HTTP_PORT=1": "argument --env: HTTP_PORT: say it with --http-port",
-    "docker r1 --env HTTP_ADDRESS=::1": "argument --env: HTTP_ADDRESS: say it with --address",
     "kubernetes r1 --env HF_TOKEN=x": "argument --env: HF_TOKEN: everybody can read a command line",
     "docker r1 --env HF_HUB_CACHE=x": "argument --env: HF_HUB_CACHE: export it",
     "kubernetes r1 --address ::1": "--address is an option of launch local, launch docker",
@@ -93,7 +92,6 @@ WRONG_WORDS = {
     "docker r1 --image=a\u00a0b": "argument --image: expected an image's name",
     "docker r1 --dry-run --image=26.07": "argument --image: expected an image's name",
     "docker r1 --dry-run --image=26.07-trtllm-python-py3": "argument --image: expected an image's name",
-    "list --all": "--all is an option of launch stop",
 }
 TAKE_A_VALUE = (
     "docker --ready-file --interface --image --name --gpus --cache-dir --network --restart",

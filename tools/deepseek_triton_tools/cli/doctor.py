@@ -170,8 +170,7 @@ def _shell_words(option: str, text: str | None) -> Sequence[str]:
 
 def _examine(args: argparse.Namespace, machine: Machine, expected: Expected, ssh: Ssh) -> Sequence[HostResult]:
     if args.through is not None:
-        through = _shell_words("--through", args.through)
-        if not through:
+        if not (through := _shell_words("--through", args.through)):
             raise ToolError("--through: expected a command, got nothing: is a variable not set?", exit_code=2)
         return [examine_through(through, expected, python=args.python)]
     if not expected.hosts:

@@ -220,7 +220,8 @@ def concerns(needs: Sequence[str], expected: Expected) -> bool:
 
 def is_for(capability: str, expected: Expected) -> bool:
     """Return whether the repository may have a use for it: not for another engine, nor for MPI on one node."""
-    if capability == MPIRUN and expected.engine and not expected.has_several_hosts:
+    without_triton = not expected.by_triton and capability in (LOCAL, SLURM, KUBERNETES)
+    if without_triton or (capability == MPIRUN and expected.engine and not expected.has_several_hosts):
         return False
     return capability not in (*NEED_ENGINE, MPIRUN) or concerns((capability,), expected)
 

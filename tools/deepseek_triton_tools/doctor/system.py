@@ -188,7 +188,7 @@ def check_send_buffer(machine: Machine, expected: Expected) -> MachineFinding:
     """Check the queue of each thread of tritonserver's HTTP front end, a pair of Unix sockets with default buffers."""
     size = int(machine.read(_SEND_BUFFER))
     result = f"{size} bytes, which take {size // _BYTES_PER_RESPONSE + 1} responses"
-    if size >= _SEND_BUFFER_WANTED:
+    if size >= _SEND_BUFFER_WANTED or not expected.by_triton:
         return ok(result)
     cause = "a thread of tritonserver's HTTP front end that falls further behind loses responses, and streams are torn"
     fix = f"sysctl -w net.core.wmem_default={_SEND_BUFFER_WANTED} on the host before the server starts, or use grpc://"
