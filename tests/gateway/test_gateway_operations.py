@@ -171,11 +171,15 @@ def test_a_gateway_without_servers_is_not_ready(gateway):
     assert re.search(r'deepseek_triton_gateway_server_up\{server="http://127.0.0.1:\d+"\} 1.0', metrics)
 
 
-async def test_workers_share_one_history_in_which_a_server_of_two_models_counts_once(triton, tmp_path):
-    models = tuple(ModelSettings((triton.url,), name) for name in ("a", "b"))
-    workers = [GatewayState(GatewaySettings(models, metrics_port=None, shared_folder=tmp_path)) for _ in range(2)]
-    for worker in workers:
-        await worker.start()
+async def test_workers_share_lists_and_one_history_in_which_a_server_of_two_models_counts_once(triton, tmp_path):
+    models = tuple(ModelSettings((f"file:{tmp_path}/servers",), name) for name in ("a", "b"))
+    settings = GatewaySettings(models, metrics_port=None, shared_folder=tmp_path)
+    workers = []
+    for text in (triton.url, "wrong"):
+        (tmp_path / "servers").write_text(text)
+        workers.append(GatewayState(settings))
+        await workers[-1].start()
+    assert [server.state for model in workers[1].models for server in model.fleet.servers()] == ["up", "up"]
     [moment] = workers[0].history()
     assert [moment] == workers[1].history()
     assert (moment["servers"], moment["up"], moment["inflight"]) == (1, 1, 0)

@@ -59,7 +59,7 @@ class Fleet:
     of more than local_prefill_tokens for the others; without any, the others do all of each request. connect: makes a
     connection from a URL; connect_metrics: the same for metrics. metrics_port: of servers whose address names none,
     as in the settings. rng: draws servers for requests without affinity. last_up: when each was up last, and with
-    which model, as all workers of the gateway know.
+    which model, as all workers of the gateway know. lists: the list of each source, as they know it.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Fleet:
         context_sources: Sequence[ServerSource] = (),
         local_prefill_tokens: int = 0,
         last_up: SharedTable | None = None,
+        lists: SharedTable | None = None,
     ) -> None:
         self._sources = [*sources, *context_sources]
         self._num_generation_sources = len(sources)
@@ -84,7 +85,9 @@ class Fleet:
         self._connect_metrics = connect_metrics or connect
         self._metrics_port = metrics_port
         self._rng = rng or random.Random()
-        self._lists: list[Sequence[ServerAddress]] = [()] * len(self._sources)
+        self._shared_lists = lists or SharedTable()
+        with self._shared_lists.changing() as known:  # a source that can't be read now keeps what other workers have
+            self._lists = [[ServerAddress(**each) for each in known.get(source.name, ())] for source in self._sources]
         self._problems = [""] * len(self._sources)
         self.members: dict[str, FleetMember] = {}
         self._leaving: list[FleetMember] = []
@@ -98,6 +101,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Find the servers, and check each once; some seconds at most. After that it finds changes by itself."""
+        self._take_lists()
         await asyncio.gather(*map(self._read, range(len(self._sources))))
         for index, source in enumerate(self._sources):
             if source.period_s is not None:
@@ -242,10 +246,12 @@ class Fleet:
         """Take the list of one source, or say once what is wrong with it."""
         problem = ""
         try:
-            addresses = await self._sources[index].read()
+            addresses = [*await self._sources[index].read()]
             if addresses != self._lists[index]:
                 self._lists[index] = addresses
                 self._take_lists()
+                with self._shared_lists.changing() as known:
+                    known[self._sources[index].name] = addresses
         except Exception as error:  # a list that nobody reads would stay for ever
             is_told = isinstance(error, SourceError)
             problem = str(error) if is_told else f"{self._sources[index].name} can't be read; the log says more"
@@ -436,4 +442,5 @@ def open_fleet(model: ModelSettings, settings: GatewaySettings, last_up: SharedT
         connect_metrics=lambda url: TritonServer(url, model.triton_model),
         metrics_port=settings.metrics_port,
         last_up=last_up,
+        lists=SharedTable(settings.shared_folder, "lists"),
     )
