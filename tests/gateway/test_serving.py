@@ -76,7 +76,9 @@ class Gateway:
         self.folder.mkdir()
         command = [sys.executable, str(folder / "program.py"), self.url.rpartition(":")[2].strip("/")]
         environment = os.environ | {"TMPDIR": str(self.folder)}
-        self.process = subprocess.Popen([*command, str(workers), str(drain_s)], env=environment, stderr=subprocess.PIPE)
+        command += [str(workers), str(drain_s)]
+        settings = {"env": environment, "stderr": subprocess.PIPE, "start_new_session": True}
+        self.process = subprocess.Popen(command, **settings)
 
     def ask(self):
         """The process that answers, and its shared folder. Waits for the start, and for one after a death."""
@@ -123,8 +125,7 @@ def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced_once_another_
 
     (wrong := tmp_path / "wrong").touch()
     Path(f"{wrong} to renew").touch()
-    for pid in (*before, gateway.process.pid):  # as from a terminal
-        os.kill(pid, signal.SIGHUP)
+    os.killpg(gateway.process.pid, signal.SIGHUP)  # as from a terminal
     assert f"{wrong}; {wrong} to renew" in gateway.process.stderr.readline().decode()
 
     with httpx.stream("GET", f"{gateway.url}?{gateway.released}") as response:

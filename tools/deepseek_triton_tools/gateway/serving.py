@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -66,6 +67,8 @@ def serve(settings: GatewaySettings, problems: Problems = lambda _: ()) -> None:
         shared = dataclasses.replace(settings, shared_folder=folder)
         (folder / _SETTINGS).write_bytes(pickle.dumps(shared))
         os.environ |= {_FOLDER_VARIABLE: name, "PROMETHEUS_MULTIPROC_DIR": str(metrics)}
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for multiprocessing's own process, which a terminal would end
+        resource_tracker.ensure_running()
         _run(f"{__name__}:worker_application", settings, problems)
 
 
