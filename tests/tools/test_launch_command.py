@@ -173,7 +173,7 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
         "nowhere": "nowhere is no folder; launch runs what deepseek-triton build writes",
         "": "the repository's name is empty",
         ".": "has no start.sh",
-        "r1/tensorrt_llm": "is one model of a repository: name",
+        **dict.fromkeys(("r1/tensorrt_llm", "r1/tensorrt_llm/1"), f"name {tmp_path}/r1"),
         "bare": "has no model's folder beside its start.sh",
         "old": "old/start.sh has no DRY_RUN",
         "cut": "cut/start.sh has no DRY_RUN or runs nothing",

@@ -353,7 +353,7 @@ def _problem(source: str, folder: Path, without_triton: bool) -> str | None:
         return f"{name} is empty; {written}"
     if not (folder / START_SCRIPT).is_file():
         others = {
-            folder.parent / START_SCRIPT: f"is one model of a repository: name {safe_name(str(folder.parent))}",
+            **{up / START_SCRIPT: f"is part of a repository: name {safe_name(str(up))}" for up in folder.parents[:2]},
             folder / "generation" / START_SCRIPT: "is a pair, which launch slurm and launch kubernetes start: name one "
             "of its repositories, context/ or generation/",
             folder / _DYNAMO: f"is for Dynamo, which has no Triton server to launch: kubectl apply -f {name}/{_DYNAMO}",
