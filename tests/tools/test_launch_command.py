@@ -313,7 +313,8 @@ esac
     assert row == {"id": "1a2b3c4d", "state": "loading", "container": "server"}
     assert main(["launch", "list"]) == 0
     assert "1a2b3c4d  loading  server\n" in capsys.readouterr().out
-    assert "docker stop server" in refusal("stop", "/r1", "1a2b3c4d", code=1)
+    for target in ("/r1", "1a2b3c4d"):
+        assert "docker stop server" in refusal("stop", target, code=1)
 
 
 def test_a_checkpoint_inside_the_repository(launchable):

@@ -342,7 +342,9 @@ def _start(args: argparse.Namespace) -> int:
     if runs:
         _refuse(unmet, InstallationError)
     text = form.render(launched, options)
-    _check_encoding(text)
+    if odd := [line for line in text.splitlines() if any("\udc80" <= character <= "\udcff" for character in line)]:
+        # Printed, it would be another path.
+        raise ToolError(f"expected paths and values in UTF-8, got {printable(odd[-1].strip())}", exit_code=2)
     for line in (*_left_out(args), *form.warnings(launched, options), *unmet, *incomplete):
         complain(f"note: {line}")
     if (output := getattr(args, "output", None)) and not args.dry_run:
@@ -382,9 +384,7 @@ def _options(args: argparse.Namespace, ranks_per_node: int = 1) -> LaunchOptions
     if hasattr(args, "grpc_port") and getattr(args, "address", "") is None:
         others = [(name, os.environ[name]) for name in ("GRPC_ADDRESS", "METRICS_ADDRESS") if os.environ.get(name)]
         args.environment = [*others, *args.environment]
-    given_names = [name for name, _ in args.environment]
-    kept, _ = _engine_variables(args)
-    args.environment = [*((name, value) for name, value in kept.items() if name not in given_names), *args.environment]
+    args.environment = [*(_engine_variables(args)[0] | dict(args.environment)).items()]
     take_start_variables(args)
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()
@@ -419,13 +419,6 @@ def _refuse(refusals: Iterable[str], error: type[ToolError] = ToolError) -> None
         raise error("; ".join(wrong), exit_code=1 if error is InstallationError else 2)
 
 
-def _check_encoding(text: str) -> None:
-    """Raises ToolError when a path in it is not UTF-8: printed, it would be another path."""
-    lines = (line.strip() for line in text.splitlines())
-    if odd := [line for line in lines if any("\udc80" <= character <= "\udcff" for character in line)]:
-        raise ToolError(f"expected paths and values in UTF-8, got {printable(odd[-1])}", exit_code=2)
-
-
 def _become(command: list[str]) -> NoReturn:
     """Raises ToolError when it can't be run."""
     sys.stdout.flush()
@@ -445,14 +438,17 @@ def _stop(args: argparse.Namespace) -> NoReturn:
     # A folder may be gone.
     folders = [name for name in args.targets if os.path.isdir(name) or not re.fullmatch("[0-9a-f]{8}", name)]
     ids = [target for target in args.targets if target not in folders]
-    # A repository is mounted at its path here.
-    homes = {name: Path(path).parent.parent.parent.resolve() for name, path in _containers().items()} if folders else {}
-    held = [f"{each}: docker stop {name}" for each in folders for name in homes if homes[name] == Path(each).resolve()]
+    held = []
+    for name, supervisor in (_containers() if args.targets else {}).items():
+        home = Path(supervisor).parent.parent.parent.resolve()  # a repository is mounted at its path here
+        inside = [row["id"] for row in json.loads(_listed(name, supervisor, "--json") or "[]")] if ids else []
+        targets = [each for each in args.targets if each in inside or Path(each).resolve() == home]
+        held += [f"{each}: docker stop {name}" for each in targets]
     if held:
         raise ToolError(f"docker ends what runs in a container, and nothing was stopped: {'; '.join(held)}")
     options = [f"--{name}" for name in ("all", "now") if getattr(args, name)]
     named = [word for folder in folders for word in ("--repository", str(Path(folder).absolute()))]
-    _supervise("stop", *named, *ids, *options)
+    _become([sys.executable, _supervisor(), "stop", *named, *ids, *options])
 
 
 def _containers() -> dict[str, str]:
@@ -471,14 +467,11 @@ def _containers() -> dict[str, str]:
 
 def _list(args: argparse.Namespace) -> int:
     """Print what runs here, and what each container's own supervisor knows."""
-    command = ["list", *(["--json"] if args.json else [])]
+    options, rows = ["--json"] if args.json else [], list[Any]()
     if not (containers := _containers()):
-        _supervise(*command)
-    asked, rows = {"": _supervisor(*command)}, list[Any]()
-    for name, supervisor in containers.items():
-        asked[name] = ["docker", "exec", name, "python3", supervisor, *command]
-    for name, question in asked.items():
-        said = subprocess.run(question, stdout=subprocess.PIPE, encoding="utf-8").stdout
+        _become([sys.executable, _supervisor(), "list", *options])
+    for name, supervisor in {"": _supervisor(), **containers}.items():
+        said = _listed(name, supervisor, *options)
         if args.json:
             rows += [row | {"container": name or None} for row in json.loads(said or "[]")]
         elif not said.startswith("nothing"):
@@ -488,13 +481,14 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _supervise(*command: str) -> NoReturn:
-    """Become the supervisor, which knows what runs."""
-    _become(_supervisor(*command))
+def _listed(container: str, supervisor: str, *options: str) -> str:
+    """Return what the supervisor in the container lists, or here where that is empty."""
+    python = ["docker", "exec", container, "python3"] if container else [sys.executable]
+    return subprocess.run([*python, supervisor, "list", *options], stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 
-def _supervisor(*command: str) -> list[str]:
+def _supervisor() -> str:
     from deepseek_triton_build import version_dir
     from deepseek_triton_tools.repository.launch_facts import SUPERVISOR
 
-    return [sys.executable, str(version_dir() / SUPERVISOR), *command]
+    return str(version_dir() / SUPERVISOR)
