@@ -77,7 +77,7 @@ class Fleet:
         lists: SharedTable | None = None,
     ) -> None:
         self._sources = [*sources, *context_sources]
-        self._num_generation_sources = len(sources)
+        self._roles: list[Role] = ["context" if source in context_sources else "generation" for source in self._sources]
         self._is_disaggregated = bool(context_sources)
         self._local_prefill_tokens = local_prefill_tokens
         self._model = triton_model
@@ -263,9 +263,8 @@ class Fleet:
     def _take_lists(self) -> None:
         """Begin with servers that are new, and leave those that are no longer in the lists."""
         listed: dict[str, tuple[ServerAddress, Role]] = {}
-        for number, addresses in enumerate(self._lists):
+        for role, addresses in zip(self._roles, self._lists, strict=True):
             for address in addresses:
-                role: Role = "generation" if number < self._num_generation_sources else "context"
                 listed.setdefault(address.url, (address, role))
         for url in self.members.keys() - listed.keys():
             member = self.members.pop(url)

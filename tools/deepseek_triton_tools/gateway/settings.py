@@ -223,7 +223,6 @@ class ServersFile:
         self._name = name
         self._path = path
         self._seen: str | None = None
-        self._taken: str | None = None
         self._addresses: list[ServerAddress] = []
 
     async def read(self) -> Sequence[ServerAddress]:
@@ -233,7 +232,7 @@ class ServersFile:
             raise SourceError(f"{self._name}: can't be read: {error}") from error
         is_settled = self._seen is None or text == self._seen
         self._seen = text
-        if text == self._taken or not is_settled:
+        if not is_settled:
             return self._addresses
         addresses, problems = [], []
         for number, line in enumerate(text.splitlines(), start=1):
@@ -247,5 +246,5 @@ class ServersFile:
             raise SourceError(f"{self._name}: {'; '.join(problems)}")
         if not addresses:
             raise SourceError(f"{self._name}: expected a URL in each line, got none")
-        self._addresses, self._taken = addresses, text
+        self._addresses = addresses
         return addresses
