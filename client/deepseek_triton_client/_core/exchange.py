@@ -128,7 +128,7 @@ class Exchange:
         self._first_s = self._first_s or self._last_s
         self._answers[chunk.index].add(chunk)
         self._last = chunk
-        if self._lacks_counts() and not chunk.finish_reason:
+        if self._lacks_counts() and not (chunk.finish_reason or chunk.text or chunk.reasoning):
             counts = {each.name: getattr(chunk, each.name) for each in fields(chunk) if each.name.startswith("num_")}
             chunk = replace(self._pending.pop(), **counts)
         self._pending.append(chunk)
