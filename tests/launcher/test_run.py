@@ -220,6 +220,7 @@ WRONG = [
     (["run", "--repository", "/nowhere", "--", "true"], "there is no folder /nowhere"),
     (["run", "--ready-file", "/nowhere/ready", "--", "true"], "--ready-file /nowhere/ready: expected a file in"),
     (["run", "--ready-file", "/tmp", "--", "true"], "--ready-file /tmp: expected a file in"),
+    (["run", "--ready-file", f"/{'x' * 300}/y", "--", "true"], "--ready-file /xxx"),
     (["run", "--", "tritonserver", "--allow-http=false"], "--allow-http is off"),
     (["run", "--", "tritonserver", "--allow-http", "Off"], "--allow-http is off"),
     (["run", "--ranks", "0", "--", "true"], "expected 1 or more"),

@@ -107,7 +107,7 @@ def run(options: RunOptions) -> int:
         Nothing was started then.
     """
     file = options.ready_file
-    if file is not None and (file.is_dir() or not os.access(f"{file.parent}/.", os.W_OK | os.X_OK)):
+    if file is not None and (os.path.isdir(file) or not os.access(f"{file.parent}/.", os.W_OK | os.X_OK)):
         raise UsageError(f"--ready-file {file}: expected a file in a folder that can be written to: name another")
     tag = LaunchTag(launch=own_launch_id())
     models = model_names(options.repository) if options.repository else []
