@@ -143,7 +143,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     if args.ignore_eos if args.ignore_eos is not None else published is not None or not source.is_text:
         target = replace(target, fields={"ignore_eos": True, **target.fields})
     metrics_urls = args.metrics_url or usual_metrics_urls(target.urls, target.endpoint)
-    if not metrics_urls:
+    if not all(args.metrics_url or usual_metrics_urls([url], target.endpoint) for url in target.urls):
         complain("--metrics-url names the server's metrics, which are at 8002 only beside Triton's own 8000 and 8001")
     return Sweep(
         target=target,
