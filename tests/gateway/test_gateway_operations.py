@@ -179,6 +179,9 @@ async def test_workers_share_lists_and_one_history_in_which_a_server_of_two_mode
         (tmp_path / "servers").write_text(text)
         workers.append(GatewayState(settings))
         await workers[-1].start()
+    (tmp_path / "servers").write_text(triton.url)
+    for model in workers[1].models:
+        await model.fleet._read(0)  # sees a change, perhaps half of it
     assert [server.state for model in workers[1].models for server in model.fleet.servers()] == ["up", "up"]
     [moment] = workers[0].history()
     assert [moment] == workers[1].history()

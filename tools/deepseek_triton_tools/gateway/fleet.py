@@ -247,7 +247,7 @@ class Fleet:
         problem = ""
         try:
             addresses = [*await self._sources[index].read()]
-            if addresses != self._lists[index]:
+            if addresses and addresses != self._lists[index]:  # none: a file that changes right now
                 self._lists[index] = addresses
                 self._take_lists()
                 with self._shared_lists.changing() as known:
