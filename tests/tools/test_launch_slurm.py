@@ -177,7 +177,8 @@ def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, laun
     """start.sh is replaced: its supervisor is the real one, its server needs a second to drain."""
     folder = tmp_path / "tiny"
     shutil.copytree(launchable / "tiny", folder)
-    text = script("tiny", "--image", "mine", "--python", sys.executable).replace(str(launchable / "tiny"), str(folder))
+    own = ["--image", "mine", "--env", "XDG_RUNTIME_DIR=/none", "--python", sys.executable]
+    text = script("tiny", *own).replace(str(launchable / "tiny"), str(folder))
     ports = " ".join(port_options(free_ports(3)))
     start = _START.format(folder=folder, python=shlex.quote(sys.executable), ports=ports, server=_SERVER)
     (folder / "start.sh").write_text(start)

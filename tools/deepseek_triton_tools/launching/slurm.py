@@ -77,7 +77,7 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
         ),
         "memory_why": memory_why(facts),
         "becomes": "" if waits else ", and by then that process is the supervisor",
-        "exports": start_script.exports(container_variables(facts, options) | start_script.server_environment(options)),
+        "exports": start_script.exports(script_variables(options, facts)),
         "python": for_comment(options.python),
         "python_why": "to tell the supervisor in the container when to stop" if waits else "for the supervisor",
         "needs_master": start_script.needs_master(facts),
@@ -154,14 +154,13 @@ def memory_why(facts: LaunchFacts) -> str:
     )
 
 
-def container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str, str]:
-    """Return the variables that say where things are inside the container."""
-    if not options.container:
-        return {}
-    hub = {"HF_HUB_CACHE": facts.serving.hub_cache} if facts.serving and facts.serving.names else {}
+def script_variables(options: LaunchOptions, *servers: LaunchFacts) -> dict[str, str]:
+    """Return what the batch script sets; for a container, where things are in it too, where --env doesn't say it."""
+    hubs = [facts.serving.hub_cache for facts in servers if facts.serving and facts.serving.names]
+    places = containers.kernel_environment() | ({"HF_HUB_CACHE": hubs[-1]} if hubs else {}) if options.container else {}
     # The supervisor's record is there. Outside of the container, `supervise.py stop` has to find it.
-    record = {"XDG_RUNTIME_DIR": _SHARED_FOLDER} if _waits(facts, options) else {}
-    return containers.kernel_environment() | hub | record
+    record = {"XDG_RUNTIME_DIR": _SHARED_FOLDER} if any(_waits(facts, options) for facts in servers) else {}
+    return places | start_script.server_environment(options) | record
 
 
 def make_folders(nodes: int, folders: Iterable[str], where: Iterable[str] = ()) -> str:
@@ -242,8 +241,7 @@ def pair_refusals(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
 def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
     for side in pair.sides:
         ask_start_script(side.facts, options)
-    variables = container_variables(pair.context.facts, options) | container_variables(pair.generation.facts, options)
-    variables |= start_script.server_environment(options)
+    variables = script_variables(options, *(side.facts for side in pair.sides))
     components = _components(pair)
     requests = [
         directives(
