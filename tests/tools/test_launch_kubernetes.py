@@ -337,6 +337,9 @@ INVALID = [
 def test_invalid_options_are_refused_in_one_line(facts):
     for options, expected in INVALID:
         assert re.search(expected, refusal(facts["r1"], LaunchOptions(**options))), options
+    for file, expected in (("/run/ready", []), ("ready", ["--ready-file: expected an absolute path"])):
+        told = kubernetes.refusals(facts["r1x2"], dataclasses.replace(EVERYTHING, ready_file=Path(file)))
+        assert [text.partition(" in the pod")[0] for text in told] == expected
     assert "name with --image one that has tritonserver" in refusal(facts["twin"], LaunchOptions())
     no_target = refusal(facts["twin"], LaunchOptions(image="i", max_replicas=2))
     assert "no max_batch_size for the autoscaler to aim at" in no_target

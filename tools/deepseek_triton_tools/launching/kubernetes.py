@@ -129,9 +129,11 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     yield from _routing_refusals(options)
     if options.target is not None and options.max_replicas is None:
         yield "--target is for the autoscaler, and without --max-replicas there is none"
-    if options.ready_file and str(options.ready_file.parent) not in ("/tmp", "/dev/shm"):  # the image is read-only
-        yield f"--ready-file: expected a file in the pod's /tmp or /dev/shm, got {safe_name(str(options.ready_file))}"
-    if options.ssh_port and not (facts.uses_mpi and facts.nodes > 1):
+    file, has_sshd = options.ready_file, facts.uses_mpi and facts.nodes > 1  # without sshd the image is read-only
+    if file and not (file.is_absolute() if has_sshd else str(file.parent) in ("/tmp", "/dev/shm")):
+        expected = "an absolute path in the pod" if has_sshd else "a file in the pod's /tmp or /dev/shm"
+        yield f"--ready-file: expected {expected}, got {safe_name(str(file))}"
+    if options.ssh_port and not has_sshd:
         yield "--ssh-port is for ranks on several nodes, and without them no sshd runs: leave it out"
     if options.measured and options.rate:
         yield "--rate and --measured: the rate of the storage is either given or measured, not both"
