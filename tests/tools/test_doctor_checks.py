@@ -290,6 +290,7 @@ CASES = [
     ("tensorrt-llm", without(ENTRY_POINT), TINY, "skipped", "on PATH"),
     ("gpus", machine(runs={}), TINY, "skipped", "no nvidia-smi"),
     ("slurm", without("srun"), replace(TINY, engine="simulated"), "skipped", "srun not on PATH"),
+    ("kubectl", without("kubectl"), replace(R1, by_triton=False), "skipped", "no kubectl on PATH"),
     ("tensorrt-llm", having(tensorrt_llm=None), R1, "error", IMAGE),
     ("tensorrt-llm", of_wheel(packages={"tensorrt_llm": "1.2.1"}), R1, "error", f"run in the container: {IMAGE}"),
     ("tensorrt-llm", of_wheel(packages={"tensorrt_llm": "1.2.1"}), NOTHING, "note", "takes tritonserver from PATH"),

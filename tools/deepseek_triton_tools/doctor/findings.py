@@ -200,6 +200,7 @@ CAPABILITIES = {
 
 
 _ELSEWHERE = {form: form for form in (DOCKER, SLURM, KUBERNETES)}
+_OF_TRITON = (LOCAL, SLURM, KUBERNETES)  # they refuse a folder without it
 # Engine of the repository -> the launch forms that start it -> the capability they need besides.
 _STARTED_BY: Mapping[str, Mapping[str, str]] = {
     TENSORRT_LLM: {LOCAL: SERVE, MPIRUN: SERVE, **_ELSEWHERE},
@@ -215,15 +216,16 @@ def concerns(needs: Sequence[str], expected: Expected) -> bool:
     :param needs: the capabilities that the check's finding would block; none is a check of the machine itself.
     """
     started = _STARTED_BY.get(expected.engine or "", {})
-    return expected.engine is None or not needs or not {CLIENT, *started, *started.values()}.isdisjoint(needs)
+    used = {CLIENT, *started, *started.values()}.difference(() if expected.by_triton else _OF_TRITON)
+    return expected.engine is None or not needs or not used.isdisjoint(needs)
 
 
 def is_for(capability: str, expected: Expected) -> bool:
     """Return whether the repository may have a use for it: not for another engine, nor for MPI on one node."""
-    without_triton = not expected.by_triton and capability in (LOCAL, SLURM, KUBERNETES)
-    if without_triton or (capability == MPIRUN and expected.engine and not expected.has_several_hosts):
+    if capability == MPIRUN and expected.engine and not expected.has_several_hosts:
         return False
-    return capability not in (*NEED_ENGINE, MPIRUN) or concerns((capability,), expected)
+    needed = (*NEED_ENGINE, MPIRUN, *(() if expected.by_triton else _OF_TRITON))
+    return capability not in needed or concerns((capability,), expected)
 
 
 @dataclass(frozen=True, kw_only=True)
