@@ -224,7 +224,10 @@ def test_the_containers_are_those_of_docker(printed, launchable, tmp_path, progr
     assert {"--detach", "--rm"} & set(args) == {"--detach"}
     assert follows(args, "--gpus", "8")
     assert ("/dev/infiniband" in args, "IPC_LOCK" in args) == (os.path.exists("/dev/infiniband"),) * 2
-    assert [text in script for text in ("--device /dev/infiniband --cap-add IPC_LOCK", "=10\"' -4 -v'")] == [True, True]
+    assert [text in script for text in ("--device /dev/infiniband --cap-add IPC_LOCK", "$port\"' -4 -v'\"")] == [
+        True,
+        True,
+    ]
     assert "type=bind,source=/keys,target=/keys,readonly" in args
     sources = [word.split("source=")[1].split(",")[0] for word in args if "source=" in word]
     assert {str(tmp_path / "hub"), str(tmp_path / "run")} < set(sources)

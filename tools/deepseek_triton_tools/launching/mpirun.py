@@ -129,7 +129,7 @@ def render_setup(facts: LaunchFacts, options: LaunchOptions) -> str:
         "hosts": shlex.join(options.hosts),
         "first": for_comment(options.hosts[0]),
         "port": str(options.ssh_port or DEFAULT_PORT),
-        "ssh_args": shlex.quote(f" {options.ssh_args}") if options.ssh_args else "",
+        "ssh_args": f'"{shlex.quote(f" {options.ssh_args}")}"' if options.ssh_args else "",
         "keys": f"$HOME/.cache/deepseek-triton/ssh/{container}",
         "container": shlex.quote(container if image_of(facts, options) else ""),
         "is_removed": False,

@@ -18,8 +18,8 @@ hosts=(@@{hosts})
 port="${PORT:-@@{port}}"
 keys="${KEYS:-@@{keys}}"
 container="${CONTAINER-@@{container}}"
-# Open MPI splits these arguments at blanks (plm_rsh_args).
-ssh_args="-p $port -i $keys/id_ed25519 -o IdentitiesOnly=yes -o UserKnownHostsFile=$keys/known_hosts -o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o BatchMode=yes -o ConnectTimeout=10"@@{ssh_args}
+# Open MPI splits these arguments at blanks (plm_rsh_args). Of an option given twice, ssh takes the first.
+ssh_args="-p $port@@{ssh_args} -i $keys/id_ed25519 -o IdentitiesOnly=yes -o UserKnownHostsFile=$keys/known_hosts -o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o BatchMode=yes -o ConnectTimeout=10"
 if [[ ! "$keys" =~ ^/[A-Za-z0-9/._@%+-]+$ ]]; then
   echo "KEYS: expected an absolute path of letters, digits and /._@%+-, got $keys" >&2
   exit 2
