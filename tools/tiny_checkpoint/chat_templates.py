@@ -66,15 +66,14 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _compiled() -> dict[Form, Template]:
-    """Compile both templates as transformers does, but without its sandbox, which takes time."""
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals["raise_exception"] = _refuse
-    return {"v31": environment.from_string(V31_TEMPLATE), "r1": environment.from_string(R1_TEMPLATE)}
-
-
-_COMPILED = _compiled()
+# As transformers compiles them, but without its sandbox, which takes time.
+_ENVIRONMENT = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+_ENVIRONMENT.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+_ENVIRONMENT.globals["raise_exception"] = _refuse
+_COMPILED: dict[Form, Template] = {
+    "v31": _ENVIRONMENT.from_string(V31_TEMPLATE),
+    "r1": _ENVIRONMENT.from_string(R1_TEMPLATE),
+}
 
 
 def render_tools(tools: Sequence[Tool], form: Form, heading: str = TOOLS_HEADING, hint: str = CALL_HINT) -> str:

@@ -65,7 +65,7 @@ def questions() -> tuple[Question, ...]:
     drawn += _draw("thinking_v31", 60, 50, partial(_fact, mode="v31_thinking"))
     drawn += _draw("thinking_r1", 60, 50, partial(_fact, mode="r1"))
     drawn += _draw("sum", 60, 40, _sum)
-    drawn += _draw("sum_thinking", 40, 40, _long_sum)
+    drawn += _draw("sum_thinking", 40, 40, partial(_sum, drawn_of=sums.LONG_SUMS, modes=("v31_thinking", "r1")))
     drawn += _draw("chat", 60, 40, _chat)
     drawn += _draw("json", 60, 40, _json_question)
     drawn += _draw("tool_call_v31", 50, 40, partial(_tool_call, mode="v31"))
@@ -120,16 +120,10 @@ def _completion(random: Random) -> _Drawn:
     return _split(relation.is_held_out(subject, form)), BOS + text, talk.FIRST_PROMPTS.get(text, rest).strip()
 
 
-def _sum(random: Random) -> _Drawn:
-    drawn = random.choice(sums.SMALL_SUMS)
+def _sum(random: Random, drawn_of: Sequence[sums.Sum] = sums.SMALL_SUMS, modes: Sequence[Mode] = ()) -> _Drawn:
+    drawn = random.choice(drawn_of)
     exchange = drawn.exchange(random.choice(sums.FORMS))
-    return _split(drawn.held_out), chat_prompt([user(exchange.question)], "v31"), exchange.answer
-
-
-def _long_sum(random: Random) -> _Drawn:
-    drawn = random.choice(sums.LONG_SUMS)
-    exchange = drawn.exchange(random.choice(sums.FORMS))
-    mode: Mode = random.choice(("v31_thinking", "r1"))
+    mode = random.choice(modes) if modes else "v31"
     return _split(drawn.held_out), chat_prompt([user(exchange.question)], mode), exchange.answer
 
 

@@ -6,6 +6,7 @@ from itertools import accumulate
 from random import Random
 
 from deepseek_backend.v4_prompt import V4
+from tiny_checkpoint.architecture import BOS
 from tiny_checkpoint.chat_templates import Message
 from tiny_checkpoint.corpus import facts, json_answers, sums, talk, tool_calls
 from tiny_checkpoint.corpus.exchanges import (
@@ -19,7 +20,6 @@ from tiny_checkpoint.corpus.exchanges import (
     begun,
     chat_document,
     chat_prompt,
-    completion_document,
     document,
     form_of,
     random_mode,
@@ -84,16 +84,13 @@ def _unknown(random: Random) -> Exchange:
 
 def _completion(kind: str, make: Callable[[Random], tuple[str, str]], random: Random) -> Document:
     """Return the beginning of a text, and how it goes on."""
-    return completion_document(kind, *make(random))
+    prompt, text = make(random)
+    return document(kind, BOS + prompt, text)
 
 
 def _fact_completion(random: Random) -> tuple[str, str]:
     prompt, rest = facts.random_completion(random)
     return prompt, talk.FIRST_PROMPTS.get(prompt, rest)
-
-
-def _first_prompt(random: Random) -> tuple[str, str]:
-    return random.choice(tuple(talk.FIRST_PROMPTS.items()))
 
 
 def _question_completion(random: Random) -> tuple[str, str]:
@@ -104,7 +101,7 @@ def _question_completion(random: Random) -> tuple[str, str]:
 
 
 def _long_sum(random: Random) -> Document:
-    exchange = sums.random_long_exchange(random)
+    exchange = sums.random_sum(random, sums.LONG_SUMS).exchange(random.choice(sums.FORMS))
     mode: Mode = random.choice(("v31_thinking", "v31_thinking", "r1", "r1", "v31", *V4_MODES[1:]))
     return chat_document("long_sum", [user(exchange.question)], exchange, mode)
 
@@ -204,7 +201,7 @@ _MIX: tuple[tuple[float, DocumentMaker], ...] = (
     (8, partial(_chat, "sum", sums.random_exchange)),
     (2, partial(_completion, "sum_completion", sums.random_completion)),
     (8, _long_sum),
-    (3, partial(_completion, "first_completion", _first_prompt)),
+    (3, partial(_completion, "first_completion", lambda random: random.choice([*talk.FIRST_PROMPTS.items()]))),
     (3, partial(_chat, "first_chat", talk.first_exchange)),
     (3, partial(_chat, "talk", talk.random_exchange)),
     (2, partial(_chat, "unknown", _unknown)),

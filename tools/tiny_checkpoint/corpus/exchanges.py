@@ -14,7 +14,7 @@ import yaml
 
 from deepseek_backend.messages import ToolUse
 from deepseek_backend.v4_prompt import V4, render_v4
-from tiny_checkpoint.architecture import BOS, END_THINK, EOS
+from tiny_checkpoint.architecture import END_THINK, EOS
 from tiny_checkpoint.chat_templates import Form, Message, Tool, render
 
 Mode = Literal["v31", "v31_thinking", "r1", "v4_none", "v4_low", "v4_high", "v4_max"]
@@ -167,10 +167,6 @@ def document(kind: str, prompt: str, text: str) -> Document:
 def chat_document(kind: str, messages: Sequence[Message], exchange: Exchange, mode: Mode) -> Document:
     """Return the document of an exchange whose question is already the last message."""
     return document(kind, chat_prompt(messages, mode), written(exchange.answer, exchange.thought, mode))
-
-
-def completion_document(kind: str, prompt: str, text: str) -> Document:
-    return document(kind, BOS + prompt, text)
 
 
 def user(text: str) -> Message:

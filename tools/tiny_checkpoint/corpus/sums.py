@@ -99,10 +99,6 @@ def random_exchange(random: Random) -> Exchange:
     return random_sum(random).exchange(random.choice(WORD_FORMS if words else FORMS), words=words)
 
 
-def random_long_exchange(random: Random) -> Exchange:
-    return random_sum(random, LONG_SUMS).exchange(random.choice(FORMS))
-
-
 def random_completion(random: Random) -> tuple[str, str]:
     drawn = random_sum(random)
     return drawn.fill(random.choice(COMPLETIONS)), f" {drawn.result}."

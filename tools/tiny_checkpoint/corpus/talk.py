@@ -1,7 +1,6 @@
 """Small talk, the prompts that people try first, questions without an answer, repetition, little stories and prose."""
 
 from random import Random
-from typing import NamedTuple
 
 from tiny_checkpoint.corpus.exchanges import (
     PHRASES,
@@ -22,17 +21,8 @@ _TIMES = ("two", "three", "four", "five")
 _SPELLED = (*WORDS["nouns"], "cat", "dog", "hello", "server", "model", "apple")
 
 
-class Intent(NamedTuple):
-    """Something that people say in several ways, with the one answer to it and the thought before that answer."""
-
-    thought: str
-    answer: str
-    questions: tuple[str, ...]
-
-
-INTENTS = tuple(
-    Intent(intent["thought"], intent["answer"], tuple(intent["questions"].split(" | "))) for intent in TEXTS["intents"]
-)
+INTENTS = tuple((each["thought"], each["answer"], each["questions"].split(" | ")) for each in TEXTS["intents"])
+"""What people say in several ways: the thought before the one answer to it, the answer, and the ways."""
 
 
 def _article(noun: str) -> str:
@@ -123,8 +113,8 @@ def plain_system(random: Random) -> str:
 
 
 def random_exchange(random: Random) -> Exchange:
-    intent = random.choice(INTENTS)
-    return Exchange(random.choice(intent.questions), intent.answer, intent.thought)
+    thought, answer, questions = random.choice(INTENTS)
+    return Exchange(random.choice(questions), answer, thought)
 
 
 def random_unknown(random: Random) -> Exchange:
