@@ -73,7 +73,7 @@ class LoadRun:
     interrupted: bool = False
 
 
-class LoadProcesses:
+class LoadProcesses(contextlib.AbstractContextManager["LoadProcesses"]):
     """The load processes of a sweep. They end with the block, and with the process that made them."""
 
     def __init__(self, number: int) -> None:
@@ -92,9 +92,6 @@ class LoadProcesses:
                 self._pipes.append(ours)
                 self._processes.append(process)
             undo.pop_all()
-
-    def __enter__(self) -> "LoadProcesses":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -56,12 +56,11 @@ def first_openai_model(target: targets.TargetSettings) -> str:
     except urllib.error.HTTPError as error:
         advice = {404: "; an OpenAI API's URL ends in /v1; for Triton, leave /v1 and --endpoint out", 401: TOKEN_ADVICE}
         raise ToolError(f"{url}: {error.code} {error.reason}{advice.get(error.code, '')}") from error
-    except urllib.error.URLError as error:
-        is_tls = isinstance(error.reason, ssl.SSLError)
-        hint = "does it speak TLS (https://), and is --ca right?" if is_tls else "is the server running?"
-        raise ToolError(f"{url}: no answer ({error.reason}); {hint}") from error
     except OSError as error:
-        raise ToolError(f"{url}: no answer ({error}); is the server running?") from error
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        is_tls = reason is not error and isinstance(reason, ssl.SSLError)
+        hint = "does it speak TLS (https://), and is --ca right?" if is_tls else "is the server running?"
+        raise ToolError(f"{url}: no answer ({reason}); {hint}") from error
     except (ValueError, LookupError, TypeError) as error:
         raise ToolError(f"{url}: expected a list of models; name one with --model") from error
 
@@ -347,11 +346,9 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 async def _refusal(response: aiohttp.ClientResponse) -> str:
     text = (await response.content.read(4096)).decode(errors="replace")
-    try:
+    with suppress(ValueError, LookupError, TypeError):  # not OpenAI's form: the body itself says what is wrong
         error = json.loads(text)["error"]
         text = error["message"] if isinstance(error, dict) else str(error)
-    except (ValueError, LookupError, TypeError):
-        pass  # not OpenAI's form: the body itself says what is wrong
     return targets.one_line(f"{response.status}: {text}")
 
 

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -319,7 +320,6 @@ class Sink:
 
     def __init__(self, num_threads: int = 1) -> None:
         self._size = min(BUFFER, MOST_BUFFERS // num_threads)
-        self._buffer: bytearray | None = None
         self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             self._out, self._in = os.pipe2(os.O_CLOEXEC)
@@ -336,11 +336,9 @@ class Sink:
             left -= os.splice(self._out, self._nowhere, left)
         return passed
 
-    @property
+    @cached_property
     def buffer(self) -> bytearray:
-        if self._buffer is None:
-            self._buffer = bytearray(self._size)
-        return self._buffer
+        return bytearray(self._size)
 
     def close(self) -> None:
         for descriptor in (self._nowhere, self._out, self._in):
