@@ -141,8 +141,7 @@ def published_table(preset: BenchPreset, result: BenchResult) -> Table:
 
 
 def _notes(preset: BenchPreset, result: BenchResult) -> Iterator[str]:
-    simulation = result.server.get("simulation")
-    if not simulation:
+    if not (simulation := result.server.get("simulation")):
         if preset.note:
             yield preset.note
         return
@@ -237,8 +236,7 @@ def choose_load(result: BenchResult, slo: Slo) -> MeasuredLoad:
         return fmean(run.figures.output_throughput for run in point.whole_runs)
 
     limits_text = ", ".join(f"{titles[name]} {limit:g} ms" for name, limit in limits.items())
-    keeping = [point for point in tried if excess[point.load] <= 1]
-    if not keeping:
+    if not (keeping := [point for point in tried if excess[point.load] <= 1]):
         nearest = min(tried, key=lambda point: excess[point.load])
         raise ToolError(
             f"no load of the benchmark keeps {limits_text} for 99 of 100 requests; the nearest is "
@@ -312,8 +310,7 @@ def _gpu_rows(plan: Plan, result: BenchResult, runs: Sequence[BenchRun]) -> Iter
         differs = result.gpus != plan.world_size * servers
         planned = f"{plan.world_size}" if servers == 1 else f"{servers} x {plan.world_size}"
         yield "GPUs", planned, f"{result.gpus}", "another number of them" if differs else ""
-    used = _highest(runs, "nv_gpu_memory_used_bytes")
-    if used is not None:
+    if (used := _highest(runs, "nv_gpu_memory_used_bytes")) is not None:
         planned_use = plan.budget.memory - plan.budget.free
         verdict = "more than planned" if used > planned_use else ""
         yield "memory in use of a GPU, GiB", f"{planned_use / _GIB:.1f}", f"{used / _GIB:.1f}", verdict

@@ -445,8 +445,7 @@ def _timeline_picture(title: str, run: BenchRun, color: str) -> ReportPicture:
         "sent/s": ("y3", rates("requests_sent"), {"color": "var(--quiet)", "dash": "dot"}),
         "ended/s": ("y3", rates("requests_ended"), thick),
     }
-    failed = sum(one.failed for one in bins)
-    if failed:
+    if failed := sum(one.failed for one in bins):
         lines["failed/s"] = ("y3", rates("failed"), {"color": "var(--error)"})
     # A step needs its end: the last value is repeated there.
     times = [*(one.at_s for one in bins), bins[-1].at_s + widths[-1]]

@@ -249,8 +249,7 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
     """Compare the points of the same load; the numbers of requests may differ, unless all
     are sent at once. Interrupted runs are left out. Raises ToolError if there are none."""
     in_b = _whole_points(b)
-    pairs = [(point, in_b[key]) for key, point in _whole_points(a).items() if key in in_b]
-    if not pairs:
+    if not (pairs := [(point, in_b[key]) for key, point in _whole_points(a).items() if key in in_b]):
         loads = ["; ".join(point.label for point in result.points) or "none" for result in (a, b)]
         raise ToolError(f"the results have no load in common: A has {loads[0]}, B has {loads[1]}")
     return Comparison(

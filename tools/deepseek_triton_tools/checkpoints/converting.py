@@ -332,8 +332,7 @@ def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, checkpoint_
 
 def update_manifest(folder: Path, name: str) -> None:
     """Have the folder's manifest, where it has one, expect the file `name` as it is now."""
-    manifest = checkpoint_manifest.read_manifest(folder)
-    if manifest is not None:
+    if (manifest := checkpoint_manifest.read_manifest(folder)) is not None:
         checkpoint_manifest.write_manifest(
             folder, replace(manifest, files={**manifest.files, name: checkpoint_manifest.record_of(folder / name)})
         )

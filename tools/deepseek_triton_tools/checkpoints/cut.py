@@ -180,8 +180,7 @@ def _relayered_name(name: str, whole: int, options: CutOptions) -> str | None:
     """Return the name that a tensor or module has in the cut checkpoint; None when it is not in it."""
     if name.startswith("mtp.") and not options.keep_mtp:
         return None
-    match = _LAYER.search(name)
-    if match is None:
+    if (match := _LAYER.search(name)) is None:
         return name
     layer = int(match[2])
     if layer < options.num_layers:

@@ -112,8 +112,7 @@ def _parts(tensors: Iterable[StoredTensor], num_layers: int, draft: str | None) 
 
 
 def _missing_layers(facts: CheckpointFacts, layers: set[int], num_layers: int) -> Iterator[str]:
-    num_missing = num_layers - sum(layer < num_layers for layer in layers)
-    if num_missing:
+    if num_missing := num_layers - sum(layer < num_layers for layer in layers):
         yield f"{facts.label}/config.json: it says {num_layers} layers, of which {num_missing} are not stored"
 
 

@@ -94,8 +94,7 @@ class StoredTensor:
                 done = 0
                 # The kernel reads at most 2 GiB at once.
                 while done < length:
-                    count = os.preadv(file.fileno(), [view[done:]], offset + done)
-                    if not count:
+                    if not (count := os.preadv(file.fileno(), [view[done:]], offset + done)):
                         raise CheckpointError(
                             f"{self.file}: it ends at byte {offset + done:,}, within the tensor {self.name}; "
                             "download it again"

@@ -162,8 +162,7 @@ def _damage_of(
 ) -> Damage | None:
     path = folder / name
     try:
-        size = size_of(path)
-        if size is None:
+        if (size := size_of(path)) is None:
             return Damage(name, "it is missing")
         digest = checksum.begin()
         has_size = expected_size in (None, size)

@@ -197,8 +197,7 @@ def _folder(checkpoint: str) -> Path:
 
     if (path := Path(checkpoint)).exists():
         return path
-    name = parse_hub_name(checkpoint)
-    if name is None:
+    if (name := parse_hub_name(checkpoint)) is None:
         raise CheckpointError(
             f"{safe_name(checkpoint)}: expected a checkpoint's folder or OWNER/NAME, found nothing; correct the path"
         )

@@ -32,11 +32,6 @@ def add_options(verb: VerbParser) -> None:
     add_tritonserver(verb)
 
 
-def _demo(args: argparse.Namespace) -> int:
-    run_demo(engine=args.engine, preset=args.preset, max_tokens=args.max_tokens, tritonserver=args.tritonserver)
-    return 0
-
-
 PROMPTS = (
     "Hello, my name is",
     "The president of the United States is",
@@ -78,31 +73,31 @@ _ENDED_BY = {"stop": "the model", "length": "--max-tokens"}
 """Finish reason -> words for people."""
 
 
-def run_demo(*, engine: str, preset: str | None, max_tokens: int | None, tritonserver: Path | None) -> None:
+def _demo(args: argparse.Namespace) -> int:
     """Build a repository, serve it, ask it, show the answers, stop.
 
-    :param max_tokens: most tokens of an answer; None for what suits the engine.
     :raises ToolError, BuildError, DeepseekTritonError: when a step fails; nothing is left running.
     """
     from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 
-    started = time.monotonic()
-    plan = make_plan(PlanRequest(variant="tiny", engine=engine, preset=preset))
+    started, engine = time.monotonic(), args.engine
+    plan = make_plan(PlanRequest(variant="tiny", engine=engine, preset=args.preset))
     print(f"{paragraph(f'deepseek-triton demo: {_ENGINES[engine]}.', '', '')}\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-demo-") as scratch:
         repository = Path(scratch, "repository")
         write_repository(repository_files(plan, version=__version__), repository)
         _say("repository", f"the files that Triton serves, in {repository} until the demo ends")
-        with _serve(repository, tritonserver) as server:
-            transcript = _Transcript(max_tokens or _MAX_TOKENS[engine])
+        with _serve(repository, args.tritonserver) as server:
+            transcript = _Transcript(args.max_tokens or _MAX_TOKENS[engine])
             _talk(transcript, server)
             if engine == "reference":
                 _use_tool(transcript, server)
     print()
     headings = ("prompt", "over", "first token", "tokens", "tokens/s", "ended by")
-    title = f"Speed of the {engine} engine" + (f", paced as {preset}" if preset else "")
+    title = f"Speed of the {engine} engine" + (f", paced as {args.preset}" if args.preset else "")
     show(Table(title=title, headings=headings, rows=transcript.rows, is_grid=True))
     print(f"Stopped cleanly; {time.monotonic() - started:.0f} s in all.")
+    return 0
 
 
 def _serve(repository: Path, tritonserver: Path | None) -> ServerProcess:
@@ -211,8 +206,7 @@ def _speak(parts: Iterable[tuple[str, str, str]]) -> None:
 
     def put(word: str) -> None:
         nonlocal column, is_apart
-        bare = visible(word.strip())
-        if not bare:
+        if not (bare := visible(word.strip())):
             return
         blank, is_apart = " " if is_apart else "", word[-1].isspace()
         if column and _LABEL + column + cell_len(blank + bare) > tables.width():

@@ -69,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with output_streams.to_reader():
             return 0
     except Exception as error:
-        known = _expected_error(error)
-        if known is None:
+        if (known := _expected_error(error)) is None:
             raise
         text = str(error)
         if isinstance(error, OSError):

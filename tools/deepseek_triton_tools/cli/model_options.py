@@ -125,8 +125,7 @@ def _precision_of(model: str, variant: str, *, engine: str | None) -> str | None
         return None
     if os.path.isdir(model):
         return _precision_of_folder(model, served, served.architecture, engine=engine)
-    by_name = variant_of_model(model)
-    if by_name is None:
+    if (by_name := variant_of_model(model)) is None:
         if not is_path(model) and _is_distilled(model):
             raise OptionError(f"--model {model}: {_DISTILLED}")
         if foreign := foreign_weights(model.rstrip("/").rpartition("/")[2]):
@@ -143,8 +142,7 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
     from deepseek_triton_build.check import read_facts  # takes as long as half a plan, and few plans need it
 
     facts, findings = read_facts(Path(model), f"--model {model}", for_vllm=engine == "vllm")
-    broken = [finding for finding in findings if finding.severity == "error"]
-    if broken:
+    if broken := [finding for finding in findings if finding.severity == "error"]:
         problems = "; ".join(f"{finding.file}: {finding.message}" for finding in broken)
         fix = broken[0].fix if facts.is_contradictory else "name the folder of a whole checkpoint"
         raise OptionError(f"{problems}; {fix}")

@@ -178,8 +178,7 @@ def option(
 def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.ArgumentParser) -> str:
     """Say which verbs have the option that this one lacks, or which option is meant."""
     name = given.partition("=")[0]
-    verbs = [leaf.prog.partition(" ")[2] for leaf in _leaves(program) if name in _options(leaf)]
-    if verbs:
+    if verbs := [leaf.prog.partition(" ")[2] for leaf in _leaves(program) if name in _options(leaf)]:
         return f"; {name} is an option of {', '.join(verbs)}"
     if not name.startswith("-"):
         return "; text with blanks needs quotes, a server's address --url" if "--url" in _options(parser) else ""

@@ -123,8 +123,7 @@ def _take_recipe(args: argparse.Namespace) -> tuple[dict[str, Any], tuple[tuple[
         recipe.notes.append(f"{recipe.name}: model {model}; {instead} is taken")
     recipe.options = {name: value for name, value in recipe.options.items() if value is not None}
     for name, value in tuple(recipe.options.items()):
-        typed = getattr(args, name)
-        if typed is None:
+        if (typed := getattr(args, name)) is None:
             setattr(args, name, value)
         elif str(typed).lower() != str(value).lower():
             recipe.notes.append(f"{recipe.name}: {name} {value}; --{name} {typed} is taken")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path, require_tools
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path, require_tools
 from deepseek_triton_tools.tool_errors import ToolError
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def add_options(verb: VerbParser) -> None:
     )
     verb.add_argument("folder", type=path, metavar="DIR", help="the folder that build wrote")
     target = verb.add_mutually_exclusive_group()
-    help_text = "for this release instead of the one it was built for"
-    target.add_argument("--trtllm", metavar="RELEASE", help=help_text)
+    option(target, "--trtllm RELEASE", "for this release instead of the one it was built for")
     target.add_argument("--vllm", metavar="VERSION", help="the same for vLLM")
     target.add_argument("--image", metavar="TAG", help="the same by the tag of the Triton container, such as 26.07")
     help_text = "what wins where you and the generator have changed the same thing, or you removed a file"
@@ -84,8 +83,7 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     from deepseek_triton_build import backups_of, manifests_of, read_manifest
     from deepseek_triton_build.check import MANIFEST, STAMP_FIX
 
-    found = manifests_of(folder)
-    if not found:
+    if not (found := manifests_of(folder)):
         if not folder.exists() and (backups := backups_of(folder)):
             raise ToolError(f"{folder}: is gone; it is whole as it was in {backups[-1]}: move that back", exit_code=2)
         expected = f"{folder}: expected a folder that build wrote, found no {MANIFEST} in it"

@@ -157,8 +157,7 @@ def check_docker(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_slurm(machine: Machine, expected: Expected) -> MachineFinding:
-    missing = [name for name in ("sbatch", "srun") if machine.which(name) is None]
-    if missing:
+    if missing := [name for name in ("sbatch", "srun") if machine.which(name) is None]:
         fix = "submit it on a machine with Slurm"
         return note(f"{', '.join(missing)} not on PATH", "launch slurm --submit needs it", fix, blocks=True)
     done = machine.run("sinfo", "--noheader", "--format=%P %a %D %t")

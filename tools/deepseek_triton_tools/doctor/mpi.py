@@ -88,8 +88,7 @@ def mpi_version(machine: Machine) -> tuple[str, str] | None:
 
 
 def check_mpi(machine: Machine, expected: Expected) -> MachineFinding:
-    installed = mpi_version(machine)
-    if installed is None:
+    if (installed := mpi_version(machine)) is None:
         fix = "run in the container, which has it; or apt install openmpi-bin libopenmpi-dev"
         return error_or_note(expected, "no mpirun on PATH", "TensorRT-LLM starts its ranks by MPI", fix)
     kind, version = installed
@@ -117,8 +116,7 @@ def check_mpi(machine: Machine, expected: Expected) -> MachineFinding:
 
 def check_hello(machine: Machine, expected: Expected) -> MachineFinding:
     """Check that `mpirun -n 2` starts two ranks of one world."""
-    installed = mpi_version(machine)
-    if installed is None:
+    if (installed := mpi_version(machine)) is None:
         return skipped("there is no mpirun")
     program = ["echo", "hello"]
     if has_mpi4py := "mpi4py" in machine.python.packages:

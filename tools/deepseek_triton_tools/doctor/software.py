@@ -217,8 +217,7 @@ def check_client(machine: Machine, expected: Expected) -> MachineFinding:
 
 def check_reference(machine: Machine, expected: Expected) -> MachineFinding:
     names = ("numpy", "tokenizers", "jinja2")
-    missing = _lacking(machine, *names)
-    if not missing:
+    if not (missing := _lacking(machine, *names)):
         return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in names))
     result, cause = f"{missing} missing", "the reference engine, which the demo runs, needs them"
     return error_if(expected.engine == "reference", result, cause, install_extra("demo"))
@@ -229,8 +228,7 @@ def _lacking(machine: Machine, *names: str) -> str:
 
 
 def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
-    binary = server_binary(machine)
-    if binary is None:
+    if (binary := server_binary(machine)) is None:
         fix = (
             f"run in NVIDIA's Triton container{f': {expected.image}' if expected.image and expected.by_triton else ''}"
         )
@@ -257,8 +255,7 @@ def container_tag(machine: Machine) -> str | None:
 
 
 def check_python_backend(machine: Machine, expected: Expected) -> MachineFinding:
-    binary = server_binary(machine)
-    if binary is None:
+    if (binary := server_binary(machine)) is None:
         return skipped("there is no tritonserver")
     if wheel := wheel_server(machine):
         stubs = f"{wheel.removesuffix('/bin/tritonserver')}/python_backend_stubs"
@@ -274,8 +271,7 @@ def check_python_backend(machine: Machine, expected: Expected) -> MachineFinding
         fix = "use an image that has it (…-py3, …-trtllm-python-py3), or give its folder with --backend-directory"
         return warning(f"{stub} is not there", "without the Python backend no model of this project loads", fix)
     libraries = machine.run("ldd", stub)
-    missing = [line.split()[0] for line in libraries.out.splitlines() if "not found" in line]
-    if missing:
+    if missing := [line.split()[0] for line in libraries.out.splitlines() if "not found" in line]:
         fix = "put their folder on LD_LIBRARY_PATH, or install them (apt install libpython3.x)"
         return error(f"{stub} lacks {', '.join(missing)}", "it can't start without its libraries", fix)
     linked = [line.split()[0] for line in libraries.out.splitlines() if "libpython" in line]
@@ -288,8 +284,7 @@ def check_python_backend(machine: Machine, expected: Expected) -> MachineFinding
 
 
 def check_tensorrt_llm(machine: Machine, expected: Expected) -> MachineFinding:
-    version = machine.python.packages.get("tensorrt_llm")
-    if version is None:
+    if (version := machine.python.packages.get("tensorrt_llm")) is None:
         return error_or_note(expected, "not installed", *_no_tensorrt_llm(machine, expected))
     if wheel_server(machine) and expected.by_triton:
         result = f"{version}, without a tritonserver for it"
@@ -323,8 +318,7 @@ def _no_tensorrt_llm(machine: Machine, expected: Expected) -> tuple[str, str]:
 
 
 def check_vllm(machine: Machine, expected: Expected) -> MachineFinding:
-    version = machine.python.packages.get("vllm")
-    if version is None:
+    if (version := machine.python.packages.get("vllm")) is None:
         image = expected.image or "nvcr.io/nvidia/tritonserver:<yy.mm>-vllm-python-py3"
         fix = f"run in the container {image}, or pip install vllm=={expected.vllm or '<version>'} for this Python"
         return error_if(expected.engine == VLLM, "not installed", "serving with vLLM needs it", fix)

@@ -96,8 +96,7 @@ def index_digest(machine: Machine, expected: Expected) -> str | None:
 def check_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
     if expected.checkpoint is None:
         return skipped("none is known" if expected.repository else "no repository was named")
-    folder = checkpoint_folder(machine, expected)
-    if folder is None:
+    if (folder := checkpoint_folder(machine, expected)) is None:
         return _missing_checkpoint(machine, expected)
     try:
         problems, num_bytes, num_files = _inspect(machine, folder)

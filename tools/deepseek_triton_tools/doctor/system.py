@@ -56,8 +56,7 @@ def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
         return error(f"{SHM}: {problem.strerror}", cause, f"mount a tmpfs on {SHM}")
     result = f"{part_of(disk.total - disk.free, disk.total)} used"
     fix = "docker --ipc=host, or --shm-size=16g; Kubernetes: an emptyDir with medium: Memory on /dev/shm"
-    regions = [name for name in machine.list_folder(SHM) if name.startswith(_REGION_PREFIXES)]
-    if regions:
+    if regions := [name for name in machine.list_folder(SHM) if name.startswith(_REGION_PREFIXES)]:
         fix += f"; it holds {len(regions)} regions of tritonservers: remove those of servers that have ended"
     if disk.free < _SHM_LEAST / 2:
         return error(result, "tritonserver's Python backend ends with SIGBUS when it is full", fix)
@@ -109,8 +108,7 @@ def check_stack(machine: Machine, expected: Expected) -> MachineFinding:
 
 def check_container(machine: Machine, expected: Expected) -> MachineFinding:
     """Check whether this is a container, and which options of its start are missing."""
-    kind = container_kind(machine)
-    if kind is None:
+    if (kind := container_kind(machine)) is None:
         return ok("not in a container")
     missing = []
     if machine.exists(SHM) and machine.disk(SHM).total <= _SHM_LEAST:
@@ -263,8 +261,7 @@ def check_hostname(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_ssh(machine: Machine, expected: Expected) -> MachineFinding:
-    program = machine.which("ssh")
-    if program:
+    if program := machine.which("ssh"):
         return ok(program)
     cause, fix = "mpirun starts the ranks of other hosts by ssh", "apt install openssh-client"
     return error_if(expected.has_several_hosts, "none", cause, fix)

@@ -257,8 +257,7 @@ def read_pdl(surroundings: Surroundings) -> SettingReading:
     expected, machine = surroundings.expected, surroundings.machine
     if expected.engine == VLLM:
         raise UnreadableError("vLLM does not read it")
-    release = expected.release or machine.python.packages.get("tensorrt_llm")
-    if release is None:
+    if (release := expected.release or machine.python.packages.get("tensorrt_llm")) is None:
         raise UnreadableError("the release of TensorRT-LLM is not known: name a repository, or run it in the container")
     value = machine.environ.get(_PDL)
     found = f"{'unset' if value is None else value}, TensorRT-LLM {release}"
@@ -340,8 +339,7 @@ def read_governor(surroundings: Surroundings) -> SettingReading:
     machine = surroundings.machine
     names = [name for name in machine.list_folder(_CPUS) if name.removeprefix("cpu").isdecimal()]
     paths = [f"{_CPUS}/{name}/cpufreq/scaling_governor" for name in names]
-    counts = Counter(machine.read(path).strip() for path in paths if machine.exists(path))
-    if not counts:
+    if not (counts := Counter(machine.read(path).strip() for path in paths if machine.exists(path))):
         raise UnreadableError(
             "this kernel does not set the CPUs' clocks: the firmware or a virtual machine's host does"
         )

@@ -52,8 +52,7 @@ def open_answers(path: Path, server: Mapping[str, Any], *, overwrite: bool) -> I
             raise ToolError(f"{path} is being written by another run") from error
         if overwrite:
             os.ftruncate(descriptor, 0)
-        lines = _whole_lines(descriptor, path)
-        if not lines:
+        if not (lines := _whole_lines(descriptor, path)):
             _append(descriptor, {"server": dict(server)})
         else:  # a former release may have written fewer facts
             before = lines[0].get("server")

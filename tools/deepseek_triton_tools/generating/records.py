@@ -54,8 +54,7 @@ def read_messages(path: Path) -> Any:
         messages = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise ToolError(f"{path} is not JSON: {error}") from error
-    problem = problem_of_messages(messages)
-    if problem is not None:
+    if (problem := problem_of_messages(messages)) is not None:
         raise ToolError(f"{path}: {problem}")
     return messages
 
@@ -124,8 +123,7 @@ def cut_off_error(completion: Completion) -> Cancelled | None:
 
 def complain_of_cut(completion: Completion, verb: str) -> int:
     """Say that an answer is not complete. Returns the exit code of `verb`: 1 where the server ended the answer."""
-    cut_off = cut_off_error(completion)
-    if cut_off:
+    if cut_off := cut_off_error(completion):
         complain(f"deepseek-triton {verb}: {cut_off.message}")
     elif completion.finish_reason == "length" and completion.reasoning and not completion.text:
         complain(f"deepseek-triton {verb}: the answer is not complete: its reasoning reached max_tokens")
@@ -187,8 +185,7 @@ def usage_line(completion: Completion) -> str:
     if completion.time_to_first_token_s is not None:
         parts.append(f"first after {completion.time_to_first_token_s:.2f} s")
     parts.append(f"{completion.total_s:.2f} s in all")
-    rate = tokens_per_s(completion)
-    if rate is not None:
+    if (rate := tokens_per_s(completion)) is not None:
         parts.append(f"{rate:.1f} tokens/s")
     ended = completion.finish_reason or "ended"
     return f"{', '.join(parts)}; {ended}; {completion.request_id} on {completion.url}"

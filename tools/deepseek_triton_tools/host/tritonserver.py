@@ -68,13 +68,11 @@ def find_tritonserver(explicit: Path | None = None, *, extra: str = "demo") -> I
         if not os.access(explicit, os.X_OK) or explicit.is_dir():
             raise InstallationError(f"--tritonserver {explicit} is no program that can be run: name the server binary")
         return Installation(explicit.absolute(), "explicit")
-    on_path = shutil.which("tritonserver")
-    if on_path:
+    if on_path := shutil.which("tritonserver"):
         return Installation(Path(on_path), "path")
     if CONTAINER_BINARY.is_file():
         return Installation(CONTAINER_BINARY, "container")
-    package = wheel_package()
-    if package is not None:
+    if (package := wheel_package()) is not None:
         return _wheel_installation(package)
     raise InstallationError(
         "no tritonserver on PATH, in /opt/tritonserver/bin or in this Python's environment: "

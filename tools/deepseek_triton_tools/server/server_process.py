@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -97,7 +97,7 @@ class StartProgress:
     """The last message in the server's log."""
 
 
-class ServerProcess:
+class ServerProcess(AbstractContextManager["ServerProcess"]):
     """One tritonserver and all the processes that it starts.
 
     It is a context manager that stops the server at the end. Two threads read the output. Everything else is for the
@@ -168,9 +168,6 @@ class ServerProcess:
             server.stop()
             raise
         return server
-
-    def __enter__(self) -> "ServerProcess":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -158,8 +158,7 @@ class SiliconPaces:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "deepseek-triton", "paces")
         folder = f"{model.architecture}-{model.precision}-{model.gpu}-kv-{model.kv_dtype}-mtp{model.num_draft_tokens}"
         places = {layout: cache / self.version / folder / f"{str(layout).replace(' ', '-')}.json" for layout in layouts}
-        missing = [layout for layout, place in places.items() if not place.is_file()]
-        if missing:
+        if missing := [layout for layout, place in places.items() if not place.is_file()]:
             question = {
                 "model": name,
                 "system": system,

@@ -187,8 +187,7 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None, rate: float
     of_side = {side: [candidate for candidate in candidates if candidate.side == side] for side in SIDES}
     pairs = disaggregated_fleets(of_side[CONTEXT], of_side[GENERATION], workload, num_gpus, slo, fit, rate)
     fleets = [*aggregated_fleets(of_side[SERVER], workload, num_gpus, rate), *pairs]
-    best = best_of_each(fleets, slo, workload.osl, fewest=rate is not None)
-    if not best:
+    if not (best := best_of_each(fleets, slo, workload.osl, fewest=rate is not None)):
         raise ToolError(_none_keeps(fleets, refused, rate))
     notes = [] if python else [f"for measured paces: {HOW_TO_INSTALL}"]
     return SlaPlan(

@@ -57,8 +57,7 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
     folder = checkpoint.folder
     sums_files = [folder / name for name in list_folder(folder) if SUMS_FILE.fullmatch(name)]
     listed = [each for sums_file in sums_files for each in _checksums_in(sums_file)]
-    manifest = read_manifest(folder)
-    if manifest is not None:
+    if (manifest := read_manifest(folder)) is not None:
         source = str(folder / MANIFEST_NAME)
         records = manifest.files.items()
         listed += [(folder / name, Checksum("sha256", record.sha256, source)) for name, record in records]
@@ -99,8 +98,7 @@ def _checksums_in(path: Path) -> Iterator[tuple[Path, Checksum]]:
     """(file, checksum) of each line in a file of checksums."""
     num_found = 0
     for number, line in enumerate(_lines(path), 1):
-        match = _LINE.fullmatch(line) or _TAGGED_LINE.fullmatch(line)
-        if match is None:
+        if (match := _LINE.fullmatch(line) or _TAGGED_LINE.fullmatch(line)) is None:
             continue
         # A line without a name, in X.sha256, is about the file X.
         name = match["name"] or (path.stem if path.suffix.lower() == ".sha256" else "")

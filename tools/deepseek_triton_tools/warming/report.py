@@ -78,7 +78,7 @@ def preamble(survey: Survey) -> Iterator[str]:
         )
     if not survey.jobs:
         yield _nothing_to_do(survey)
-    elif _is_shared(survey):
+    elif survey.options.share.count > 1:
         files = f"{len(survey.chosen)} shards, {sized(survey.chosen_size)}"
         yield f"share {survey.options.share}: {files}; the rest is for other processes"
 
@@ -130,7 +130,8 @@ def _verdict(result: WarmResult) -> str:
         return "given up: the storage stalled"
     if result.is_damaged:
         return "not whole"
-    share = f"share {result.survey.options.share} " if _is_shared(result.survey) else ""
+    part = result.survey.options.share
+    share = f"share {part} " if part.count > 1 else ""
     if result.survey.left_out:
         return f"{share}partly warm: not all of it fits"
     if places := uncached(result.survey):
@@ -236,10 +237,6 @@ def _read_with(system: FileSystem) -> str:
     ahead = f" and {sized(reading.read_ahead)} ahead" if reading.read_ahead else ""
     cached = "" if reading.is_cached else ", and not kept in the page cache"
     return f"{reading.jobs} windows of {sized(reading.window)}{ahead} at once by {reading.method}{cached}"
-
-
-def _is_shared(survey: Survey) -> bool:
-    return survey.options.share.count > 1
 
 
 def _resident(resident: int | None, size: int) -> str:

@@ -282,8 +282,7 @@ class Transfer:
             place.since_s = time.monotonic()
             if self._stop.is_set():
                 return False
-            num_bytes = read(offset, step)
-            if not num_bytes:
+            if not (num_bytes := read(offset, step)):
                 raise _ChangedError(f"ends at byte {offset:,}")
             with self._lock:
                 file.done += num_bytes
