@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from deepseek_triton_build import UnknownNameError, catalog
+from deepseek_triton_build import UnknownNameError, catalog, data
 from deepseek_triton_build.check import CHECKS, find_code, rules_page
 from deepseek_triton_build.data.own_files import entry_of, load_yaml
 from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES, target_violations, violations
@@ -278,7 +278,7 @@ def test_a_rule_that_needs_an_unknown_setting_finds_nothing():
     assert "M002" in codes_of(replace(on(**B200), settings=CUTLASS, unknown=frozenset({EP})))
 
 
-def test_each_code_is_unique_and_has_its_words_on_the_page():
+def test_each_code_is_unique_and_has_its_words_on_the_page(monkeypatch):
     entries, page, words = [*RULES, *PAIR_RULES, *VLLM_RULES, *CHECKS], rules_page(), load_yaml("rules.yaml")
     codes = [entry.code for entry in entries]
     assert sorted(codes) == sorted(words)
@@ -294,6 +294,15 @@ def test_each_code_is_unique_and_has_its_words_on_the_page():
     wrong = {"architecture": "hoper", "memory_mib": "46068 MiB", "published_min_gpus": {"fp8": "8"}}
     with pytest.raises(LookupError, match=r"^a: architecture: .*; memory_mib: .*; published_min_gpus: [^;]*$"):
         entry_of("a", catalog.Gpu, {**vars(catalog.gpus()["h200"]), **wrong})
+    slips = {
+        "h20e": (data.catalog, "gpus", [], dict.fromkeys(("h20", "h20e"), load_yaml("gpus.yaml")["h20-141"])),
+        "trtllm-1.2.0.yaml: release: ": (data.releases, "_load", ["1.2.0"], {"release": "1.2.1"}),
+        "vllm-0.31.0.yaml: vllm: ": (data.vllm, "_load", ["0.31.0"], {"vllm": "0.33.0"}),
+    }
+    for place, (module, load, asked, content) in slips.items():
+        monkeypatch.setattr(module, "load_yaml", lambda _, content=content: content)
+        with pytest.raises(LookupError, match=place):
+            getattr(module, load).__wrapped__(*asked)
 
 
 def test_a_violation_is_one_line_with_a_fix_and_a_known_key():

@@ -254,7 +254,10 @@ def variants() -> dict[str, Variant]:
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    return {name: entry_of(f"gpus.yaml: {name}", Gpu, row, name=name) for name, row in load_yaml("gpus.yaml").items()}
+    known = {name: entry_of(f"gpus.yaml: {name}", Gpu, row, name=name) for name, row in load_yaml("gpus.yaml").items()}
+    if twice := {other for gpu in known.values() for other in gpu.stands_for} & known.keys():
+        raise LookupError(f"gpus.yaml: {', '.join(sorted(twice))}: planned for by itself, take it out of stands_for")
+    return known
 
 
 @cache

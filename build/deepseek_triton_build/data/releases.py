@@ -271,6 +271,8 @@ def _load(version: str) -> Release:
         known = _load(before).record
         both = {name: {**known[name], **record.get(name, {})} for name in ("classes", "features")}
         record = {**known, **record, **both}
+    if record["release"] != version:
+        raise LookupError(f"records/trtllm-{version}.yaml: release: expected {version}, found {record['release']}")
     return Release(
         version=record["release"],
         default_backend=record["default_backend"],

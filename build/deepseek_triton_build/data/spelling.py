@@ -117,12 +117,11 @@ def _eras_to_ours() -> list[str]:
 
 
 def _era(name: str) -> str:
-    eras: Mapping[str, list[str]] = _table()["eras"]
-    for era, versions in eras.items():
+    for era, versions in _table()["eras"].items():
         if name == era or name in versions:
-            return era
-    load_release(name)  # raises with the reason for a known release that can't be used
-    raise UnknownNameError("TensorRT-LLM release", name, [version for era in eras.values() for version in era])
+            return str(era)
+    load_release(name)  # raises with the reason for one that has no record
+    raise LookupError(f"{name} has no era: add it to data/spelling.yaml")
 
 
 def _flags(program: str) -> Mapping[str, list[str]]:

@@ -193,6 +193,8 @@ def _replacements(kind: Literal["environment", "arguments"]) -> Mapping[str, Rep
 def _load(version: str) -> VllmVersion:
     file = f"records/vllm-{version}.yaml"
     record = load_yaml(file)
+    if record["vllm"] != version:
+        raise LookupError(f"{file}: vllm: expected {version}, found {record['vllm']}")
     return VllmVersion(
         version=record["vllm"],
         arguments=_arguments(record["arguments"]),
