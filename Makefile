@@ -51,6 +51,12 @@ endef
 
 # Libraries of another Python in .venv, which is then made anew: two Pythons in one folder work by chance.
 OTHERS = $(filter-out $(VENV)/lib/$(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])'),$(wildcard $(VENV)/lib/*))
+# Of a stamp: `renew` where what lies beside it was installed for another folder, as in a clone that was copied or moved.
+# Its scripts name a Python of that folder, and its code is run. A .venv that is a link was meant to be shared.
+moved = $(shell test -h $(patsubst %/,%,$(dir $(1))) || test ! -e $(1) \
+  || grep -sqxF "$$(pwd -P)/build" $(dir $(1))lib/*/site-packages/_deepseek_triton.pth || echo renew)
+# Takes nothing away before all is fetched.
+AGAIN := --force-reinstall pip
 
 .PHONY: renew help environments venv demo unit test nightly house mutants test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check \
   release smoke audit requirements clean
@@ -141,12 +147,12 @@ clean:  ## remove the environments and what the tools leave
 	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(PACES_VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(DEMO): pyproject.toml $(if $(filter command line,$(origin PYTHON)),$(if $(OTHERS),renew))
+$(DEMO): pyproject.toml $(call moved,$(DEMO)) $(if $(filter command line,$(origin PYTHON)),$(if $(OTHERS),renew))
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 8) or sys.exit($(TOO_OLD) % sys.version_info[:2])'
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing what the demo needs into $(VENV)"
 	@$(PYTHON) -m venv --without-pip $(if $(OTHERS),--clear) $(VENV)
-	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log --editable '.[demo]'
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log $(if $(call moved,$@),$(AGAIN) $(if $(wildcard $(INSTALLED)),--group dev)) --editable '.[demo]'
 	@touch $@
 
 $(INSTALLED): $(DEMO)
@@ -155,21 +161,21 @@ $(INSTALLED): $(DEMO)
 	@touch $@
 
 # numpy's own pin (below 2) holds in one pip for all; what asks for another torch or numpy is installed alone.
-$(VLLM_INSTALLED): pyproject.toml
+$(VLLM_INSTALLED): pyproject.toml $(call moved,$(VLLM_INSTALLED))
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing vLLM and what its tests need into $(VLLM_VENV)"
 	@$(PYTHON) -m venv --without-pip $(VLLM_VENV)
-	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --editable '.[demo]' --group vllm
+	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log $(if $(call moved,$@),$(AGAIN)) --editable '.[demo]' --group vllm
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --no-deps --group vllm-alone
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --no-deps --editable tests/with_vllm/without_gpu
 	@touch $@
 
 # The servers run from .venv: here are only the clients, and ours to compare with.
-$(CLIENTS_INSTALLED): pyproject.toml
+$(CLIENTS_INSTALLED): pyproject.toml $(call moved,$(CLIENTS_INSTALLED))
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing the clients that ask the gateway into $(CLIENTS_VENV)"
 	@$(PYTHON) -m venv --without-pip $(CLIENTS_VENV)
-	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log --editable . --group conformance
+	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log $(if $(call moved,$@),$(AGAIN)) --editable . --group conformance
 	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log --no-deps --group conformance-alone
 	@touch $@
 

@@ -70,14 +70,11 @@ def test_problems_are_lines_and_exit_code_1(monkeypatch, capsys):
 
 def test_old_pythons_can_read_the_file():
     """It must be able to say that the Python is too old; no syntax newer than 3.8's."""
-    with open(preflight.__file__, encoding="utf-8") as file:
-        ast.parse(file.read(), feature_version=(3, 8))
+    ast.parse(Path(preflight.__file__).read_text(), feature_version=(3, 8))
 
 
 CONNECTION = "WARNING: Retrying (Retry(total=4)) after connection broken by "
 LOST = "ERROR: No matching distribution found for pip>=25.1\n"
-
-
 UNREACHABLE = "the package index can't be reached"
 WHY_PIP_FAILED = {
     f"{CONNECTION}'NewConnectionError('<HTTPConnection at 0x7>: Failed to establish a new connection: "
@@ -155,18 +152,22 @@ def test_a_log_gets_lines_and_the_cause(tmp_path, monkeypatch, capsys):
     assert err == f"pip failed: {WHY_PIP_FAILED[LOST]} (its output: {log})\n"
 
 
-def test_make_refuses_a_python_that_the_checks_themselves_are_too_new_for():
-    """As Python 2.7 and 3.6 would: neither reads the annotations of preflight.py."""
-    makefile = Path(preflight.__file__).parents[3].joinpath("Makefile").read_text()
-    check = re.search(r"\$\(PYTHON\) -c '(.+)'\n", makefile)[1]
-    message = re.search(r"^TOO_OLD := (.+)$", makefile, re.MULTILINE)[1]
+@pytest.mark.slow
+def test_make_notices_a_python_that_is_too_old_and_a_clone_that_was_moved(tmp_path):
+    """Pythons 2.7 and 3.6 could not read the annotations of preflight.py."""
+    makefile = Path(preflight.__file__).parents[3] / "Makefile"
+    check = re.search(r"\$\(PYTHON\) -c '(.+)'\n", makefile.read_text())[1]
+    message = re.search(r"^TOO_OLD := (.+)$", makefile.read_text(), re.MULTILINE)[1]
     program = check.replace("$(TOO_OLD)", message)
-
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.version_info = (2, 7, 18); {program}"], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert done.stderr == (
-        "Python 3.10, 3.11 or 3.12 is needed, this is 2.7: name another, as in `make PYTHON=python3.12`\n"
-    )
+    old = f"import sys; sys.version_info = (2, 7, 18); {program}"
+    done = subprocess.run([sys.executable, "-c", old], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("this is 2.7: ")) == (1, 1)
+
+    (site := tmp_path / "a clone/.venv/lib/python3/site-packages").mkdir(parents=True)
+    make = ["make", "--dry-run", f"--directory={tmp_path}/a clone", f"--file={makefile}", "demo"]
+    for file in ("pyproject.toml", ".venv/.demo"):
+        (tmp_path / "a clone" / file).touch()
+    for other in ("", "2"):
+        (site / "_deepseek_triton.pth").write_text(f"{tmp_path}/a clone{other}/build\n/")
+        assert ("--force-reinstall" in subprocess.check_output(make, text=True)) == bool(other)
