@@ -75,6 +75,8 @@ unit: $(INSTALLED)  ## run the quick tests, without a server: what you run while
 	@$(PYTEST) --numprocesses 3 -m "not (slow or nightly or documents)" $(UNIT)
 
 test: $(INSTALLED)  ## run the tests of the code, WORKERS=6 at a time
+	@for each in $(TESTS); do case "$$each" in -*) break;; esac; test -e "$${each%%::*}" \
+	  || { echo "TESTS: no such file or folder: $${each%%::*}" >&2; bad=2; }; done; exit $${bad:-0}
 	@$(PYTEST) -m "not (nightly or documents)" $(TESTS)
 
 nightly: $(INSTALLED)  ## run what takes long by nature: campaigns, several hosts, whole lanes, the release
