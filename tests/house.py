@@ -170,7 +170,7 @@ def figures() -> dict[str, float]:
 def too_much() -> list[str]:
     """The figures that are worse than their limits."""
     return [
-        f"{name}: {value:.6g}, at most {LIMITS[name]}; take as much out elsewhere (`make house` has all figures)"
+        f"{name}: {value:.6g}, at most {LIMITS[name]}; take as much out: `python tests/house.py FOLDER` shows where"
         for name, value in figures().items()
         if value > LIMITS[name]
     ]
