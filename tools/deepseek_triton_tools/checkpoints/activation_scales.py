@@ -324,14 +324,11 @@ def _called(function: Any, arguments: tuple[Any, ...]) -> Any:
         raise ValueError("it calls what no tensor needs")
     storage, offset, shape, strides, *_ = arguments
     # Tuples are kept as they are: a copy of a long list for each call would take any amount of memory.
-    are_tuples = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides) <= 32
-    if not isinstance(storage, _Storage) or not are_tuples or not all(map(_is_size, (offset, *shape, *strides))):
+    fit = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides) <= 32
+    fit = fit and all(type(size) is int and 0 <= size < 2**62 for size in (offset, *shape, *strides))
+    if not isinstance(storage, _Storage) or not fit:
         raise ValueError("a tensor has no storage, shape or strides")
     return _SavedTensor(storage, offset, shape, strides)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**62
 
 
 class _Archive:

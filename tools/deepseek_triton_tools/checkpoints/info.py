@@ -60,7 +60,9 @@ def describe(files: CheckpointFiles) -> dict[str, Any]:
     num_layers = configured if type(configured) is int else max(layers, default=-1) + 1
     precision = next(iter(facts.stored), None)
     problems = list(dict.fromkeys(f"{finding.file}: {finding.message}" for finding in (*findings, *for_vllm)))
-    problems += _missing_layers(facts, layers, num_layers)
+    if num_missing := num_layers - sum(layer < num_layers for layer in layers):
+        said = f"it says {num_layers} layers, of which {num_missing} are not stored"
+        problems.append(f"{facts.label}/config.json: {said}")
     cut = cut_summary(facts.cut, facts.architecture) if facts.cut is not None and facts.architecture else None
     known = _variants(files, facts, precision)
     # What serves the whole model says nothing about a cut one.
@@ -109,11 +111,6 @@ def _parts(tensors: Iterable[StoredTensor], num_layers: int, draft: str | None) 
             in_order = sorted(dtypes, key=lambda key: -sum(dtypes[key]))
             part = _DRAFTS.get(draft or "", name) if name == _MTP else name
             yield {"part": part, "tensors": len(sizes), "bytes": sum(sizes), "dtypes": in_order}
-
-
-def _missing_layers(facts: CheckpointFacts, layers: set[int], num_layers: int) -> Iterator[str]:
-    if num_missing := num_layers - sum(layer < num_layers for layer in layers):
-        yield f"{facts.label}/config.json: it says {num_layers} layers, of which {num_missing} are not stored"
 
 
 def _variants(files: CheckpointFiles, facts: CheckpointFacts, precision: str | None) -> list[Variant]:

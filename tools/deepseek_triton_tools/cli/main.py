@@ -149,12 +149,8 @@ def _expected_error(error: Exception) -> int | None:
 
 def _needs_tools(error: Exception) -> bool:
     """Whether a package is missing that the extra `tools` brings."""
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in {
-        "msgspec",
-        "rich",
-        "shtab",
-        "yaml",
-    }
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    return missing.partition(".")[0] in {"msgspec", "rich", "shtab", "yaml"}
 
 
 if __name__ == "__main__":
