@@ -167,8 +167,7 @@ def _hold_mode(text: str) -> str:
 def _run_on_files(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.cli.warm_files import evict_files, report_files, warm_files
 
-    run = {"files": warm_files, "report": report_files, "evict": evict_files}[args.action]
-    return run(args)
+    return {"files": warm_files, "report": report_files, "evict": evict_files}[args.action](args)
 
 
 def _warm_server(args: argparse.Namespace) -> int:

@@ -168,8 +168,7 @@ def read_host_memory(root: Path = Path("/")) -> HostMemory:
     """
     meminfo = _numbers((root / "proc/meminfo").read_text())
     total = meminfo["MemTotal"] * 1024
-    folders = _memory_cgroups(root)
-    cgroups = (_read_cgroup(folder, root, version) for folder, version in folders)
+    cgroups = (_read_cgroup(folder, root, version) for folder, version in _memory_cgroups(root))
     return HostMemory(
         total=total,
         available=meminfo["MemAvailable"] * 1024,

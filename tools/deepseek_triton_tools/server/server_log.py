@@ -35,8 +35,7 @@ _LOGGED = re.compile(
 
 def parse_log_line(text: str) -> LogLine:
     """Split `text` into its parts. The message is as it was before the logger quoted it."""
-    match = _LOGGED.match(text)
-    if not match:
+    if not (match := _LOGGED.match(text)):
         return LogLine("", "", text.rstrip())
     message = match["message"].rstrip()
     if len(message) > 1 and message[0] == message[-1] == '"':
@@ -70,15 +69,13 @@ def failure_cause(lines: Iterable[str]) -> str:
     """Say in one line why the server ended, by its own log. Where no line is a known cause, it is the last error that a
     model logged, or else the last line."""
     parsed = [parse_log_line(line) for line in lines]
-    causes = _model_causes(parsed)
-    if causes:
+    if causes := _model_causes(parsed):
         model, cause = next(iter(causes.items()))
         more = f" (and {len(causes) - 1} more: {', '.join(list(causes)[1:])})" if len(causes) > 1 else ""
         return f"model {model!r} failed to load: {cause}{more}"
     for pattern in _SERVER_CAUSES:
         for line in parsed:
-            match = pattern.match(line.message)
-            if match:
+            if match := pattern.match(line.message):
                 return _plain(match["cause"])
     errors = [line.message for line in parsed if line.level in ("E", "F") and line.is_from_model]
     words = errors or [line.message for line in parsed if line.message and not line.is_table]
