@@ -188,7 +188,7 @@ def test_an_embedded_engine_ignores_llm_arguments_and_nothing_stops_its_load(tmp
         *["remove it"] * 2,
         "indent it, so that it stands under triton_config",
     ]
-    for broken in ("triton_config: {engine: simulate}", "{"):
+    for broken in ("triton_config: {engine: simulate}", "{", "triton_config: {decoupled: true}"):
         (tmp_path / "r/tensorrt_llm/1/model.yaml").write_text(broken)
         assert [model.engine for model in check_repository(tmp_path / "r").models] == [engine]
 

@@ -16,7 +16,7 @@ from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.vllm_commands import WITHOUT_FLAG
 from support.check_faults import FIRST, write_weights
-from support.checked import CONFIG, edited, only, serious, write
+from support.checked import CONFIG, edit, edited, only, serious, write
 
 MODEL_YAML = """\
 model: deepseek-ai/DeepSeek-R1
@@ -143,8 +143,16 @@ def test_without_model_yaml_the_record_says_which_library_it_is(tmp_path):
     root = repository(tmp_path)
     (root / "tensorrt_llm/1/model.yaml").unlink()
     (model,) = check_repository(root / "tensorrt_llm", OPTIONS).models
-
     assert (model.engine, model.release) == ("vllm", "0.25.1")
+
+
+def test_without_its_engine_a_folder_is_checked_for_the_one_it_was_built_for(tmp_path):
+    plan = make_plan(PlanRequest(variant="tiny", engine="vllm", gpu="h200"))
+    write_repository(format_files("triton", plan, version="0"), tmp_path / "r")
+    edit(tmp_path / "r/tensorrt_llm/1/model.yaml", "  engine: vllm\n", "")
+    assert [finding.key for finding in serious(check_repository(tmp_path / "r"))] == ["triton_config.engine"]
+    (tmp_path / "r/tensorrt_llm/1/deepseek_backend/engines/tensorrt_llm").mkdir()  # its owner wants another one
+    assert [model.engine for model in check_repository(tmp_path / "r").models] == ["tensorrt_llm"]
 
 
 def test_a_version_that_is_not_known_is_checked_against_the_nearest(tmp_path):

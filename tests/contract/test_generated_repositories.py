@@ -73,7 +73,7 @@ def test_a_repository_holds_loads_and_names_its_own_engine_only(engine, tmp_path
         ENGINES[engine],
         *(
             f"triton_config.engine: expected {engine}, which this repository holds, got {other}: "
-            f"build it again with --engine {other}"
+            f"write engine: {engine}, or build it again with --engine {other}"
             for other in others
         ),
     ]

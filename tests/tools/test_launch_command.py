@@ -19,6 +19,7 @@ from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import facts_of
 from support import manifests
+from support.checked import edit
 from support.commands import run_command
 from support.recording import become_by, recording
 from support.rights import without_rights
@@ -151,7 +152,7 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare/start.sh").write_text("")
-    kinds = dict.fromkeys(("old", "cut", "unstamped", "damaged", "gone", "unreadable", "locked"), "tiny")
+    kinds = dict.fromkeys(("old", "cut", "unstamped", "damaged", "gone", "unreadable", "locked", "lost"), "tiny")
     for name, repository in (kinds | {"r1": "r1", "newer": "r1", "edited": "two"}).items():
         shutil.copytree(launchable / repository, name)
     Path("old/start.sh").write_text("exec tritonserver\n")
@@ -167,8 +168,8 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
     Path("locked/tensorrt_llm").chmod(0)
     [stamp] = Path("newer").glob("*/deepseek-triton.json")
     stamp.write_text(stamp.read_text().replace('"h200"', '"h900"'))
-    model_yaml = Path("edited/tensorrt_llm/1/model.yaml")
-    model_yaml.write_text(model_yaml.read_text().replace("tensor_parallel_size: 16", "tensor_parallel_size: 8"))
+    edit(Path("edited/tensorrt_llm/1/model.yaml"), "tensor_parallel_size: 16", "tensor_parallel_size: 8")
+    edit(Path("lost/tensorrt_llm/1/model.yaml"), "  engine: reference\n", "")
     cases = {
         "nowhere": "nowhere is no folder; launch runs what deepseek-triton build writes",
         "": "the repository's name is empty",
@@ -183,6 +184,7 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
         "weightless": "*.safetensors",
         "unreadable": "unreadable/start.sh: can't be read: ",
         "locked": "locked/tensorrt_llm: can't be read: ",
+        "lost": "write engine: reference",
         "newer": "newer: its deepseek-triton.json names no GPU",
         "n" * 5000: "is no folder",
         "edited": "model.yaml asks for 8 ranks, start.sh starts 16",

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check import codes
-from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, read_bytes, read_json, read_yaml
+from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, Document, read_bytes, read_json, read_yaml
+from deepseek_triton_build.check.schema import triton_settings
 from deepseek_triton_build.data.finding import Finding
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
+from deepseek_triton_build.planning.plan_request import ENGINES
 from deepseek_triton_build.render.owner_edits import recorded_checksums
 from deepseek_triton_build.render.stamp import CHECKSUMS, MANIFEST, RELEASE_RECORD, is_settings, sha256, unpacked_text
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION
-from deepseek_triton_build.text import first_names, printable_line, safe_name
+from deepseek_triton_build.text import edit_instruction, first_names, printable_line, safe_name
 
 # A stamp with more GPUs is not believed.
 _MOST_GPUS = 1_000_000
@@ -69,6 +71,19 @@ class Stamp:
         if not isinstance(value, int) or isinstance(value, bool):
             return None
         return value if 0 < value <= _MOST_GPUS else None
+
+    def usual_engine(self, version_dir: Path) -> str:
+        """The engine where model.yaml names none: the backend's default, unless the folder was built without it."""
+        built_for, default = self.text("engine"), "tensorrt_llm"
+        is_there = os.path.isdir(version_dir / "deepseek_backend/engines" / default)
+        return default if built_for not in ENGINES or is_there else built_for
+
+    def lost_engine(self, document: Document | None, version_dir: Path) -> Iterator[Finding]:
+        """Find that a model.yaml names no engine, where the backend's default is not in the folder."""
+        key, engine = "triton_config.engine", self.usual_engine(version_dir)
+        if document is not None and engine != "tensorrt_llm" and "engine" not in triton_settings(document):
+            message, fix = f"{key} is missing; this folder was built for {engine}", edit_instruction({key: engine})
+            yield document.finding(codes.WRONG_SETTING_VALUE, key, message, fix)
 
 
 def read_stamp(folder: Path, label: str) -> tuple[Stamp, list[Finding]]:

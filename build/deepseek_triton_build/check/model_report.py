@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -95,11 +96,9 @@ def is_of_vllm_backend(folder: Path, version_dir: Path) -> bool:
     if os.path.lexists(version_dir / MODEL_YAML) or not os.path.lexists(version_dir / MODEL_JSON):
         return False
     for path, pattern in places:
-        try:
+        with suppress(OSError):
             if pattern.search(read_bytes(path, MAX_TEXT_BYTES) or b""):
                 return True
-        except OSError:
-            continue
     return False
 
 
@@ -144,9 +143,9 @@ class _Model(ModelCheck):
 
     @cached_property
     def engine(self) -> str:
-        """The engine that the model runs on. Where model.yaml can't be read or names an unknown one, the stamp tells
-        it, else the record beside it, which is vLLM's or TensorRT-LLM's."""
-        named = None if self.document is None else self.triton.get("engine", _TENSORRT_LLM)
+        """The engine that the model runs on. Where model.yaml can't be read or names none or an unknown one, the stamp
+        tells it, else the record beside it, which is vLLM's or TensorRT-LLM's."""
+        named = None if self.document is None else self.triton.get("engine", self.stamp.usual_engine(self.version_dir))
         recorded = _TENSORRT_LLM if self.recorded.vllm is None or not self.is_ours else _VLLM
         known = (name for name in (named, self.stamp.text("engine")) if self.is_ours and name in ENGINES)
         return next(known, recorded)
@@ -167,6 +166,7 @@ class _Model(ModelCheck):
 
     def check(self) -> ModelCheck:
         self.findings += changed_files(self.stamp, self.folder, self.root, self.label)
+        self.findings += self.stamp.lost_engine(self.document, self.version_dir)
         if self.engine == _VLLM:
             self.check_vllm()
         else:
@@ -237,11 +237,10 @@ class _Model(ModelCheck):
             return
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
         is_embedded = self.engine in EMBEDDED_ENGINES
-        arguments = (
-            ignored_arguments(document, self.engine)
-            if is_embedded
-            else check_schema(document, release, other_sections=sections)
-        )
+        if is_embedded:
+            arguments = ignored_arguments(document, self.engine)
+        else:
+            arguments = check_schema(document, release, other_sections=sections)
         self.findings += arguments.findings
         self.findings += check_triton_config(document, release.find_key, is_ours=self.is_ours)
         self.find_model(document)
@@ -269,12 +268,9 @@ class _Model(ModelCheck):
         self.unchecked += self.keep(engine_problems(document, release))
 
     def check_vllm(self) -> None:
+        record_file = f"{self.in_version}{RELEASE_RECORD}"
         version, self.version_from, unsure = find_vllm(
-            self.options,
-            self.recorded.vllm,
-            self.stamp,
-            record_file=f"{self.in_version}{RELEASE_RECORD}",
-            file=self.file,
+            self.options, self.recorded.vllm, self.stamp, record_file=record_file, file=self.file
         )
         self.version = version.version
         if self.find_other_record("vLLM", self.recorded.vllm, "TensorRT-LLM", self.recorded.release):

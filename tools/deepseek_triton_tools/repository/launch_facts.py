@@ -73,10 +73,12 @@ def serving_of(source: str) -> Serving:
         size = sum(checkpoint.size for checkpoint in find_checkpoints(source))
         named = ServedModel(model_yaml=Path(MODEL_YAML), name=source)
         return _serving(source, [named], Stamp(values={}, file=MANIFEST), (size, "its files"))
-    served = [model for model_yaml in yamls for model in served_models(model_yaml)]
-    first = served[0].model_yaml.resolve()
+    first = yamls[0].resolve()
     stamp, _ = read_stamp(first.parent.parent, "")
     document, _ = read_yaml(first, str(first))
+    for lost in stamp.lost_engine(document, first.parent):
+        raise CheckpointError(f"{yamls[0]}: {lost.message}; {lost.fix}")
+    served = [model for model_yaml in yamls for model in served_models(model_yaml)]
     values = document.values if document else {}
     sizes = [values.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data")]
     num_gpus = math.prod(size for size in sizes if isinstance(size, int)) if isinstance(sizes[0], int) else None

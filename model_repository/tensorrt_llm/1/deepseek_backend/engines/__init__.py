@@ -31,10 +31,11 @@ def create_engine(config: BackendConfig) -> Engine:
     """
     present = [name for name in ENGINES if (_FOLDER / name / "__init__.py").is_file()]
     if config.engine not in present:
+        held = " or ".join(present)
         raise ConfigError(
             [
-                f"triton_config.engine: expected {' or '.join(present)}, which this repository holds, got "
-                f"{config.engine}: build it again with --engine {config.engine}"
+                f"triton_config.engine: expected {held}, which this repository holds, got {config.engine}: "
+                f"write engine: {held}, or build it again with --engine {config.engine}"
             ]
         )
     try:
