@@ -9,10 +9,18 @@ ToolError
 └── ServerFailedError
 """
 
+import re
 from collections.abc import Iterable
 
 TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 TOKEN_ADVICE = f"; --token-file FILE or the variable {TOKEN_VARIABLE} gives a key"
+_SETTING = re.compile(r"\b(tls\.\w+|metrics_url|timeouts\.\w+)(?: \(--\w+\))?|(?:^|(?<=; ))(model_name|token)(?=: )")
+_OPTIONS = (
+    {"tls.ca": "--ca", "tls.certificate": "--cert", "tls.key": "--key", "model_name": "--model"}
+    | {"metrics_url": "--metrics-url", "timeouts.total": "--timeout", "timeouts.connect": "--connect-timeout"}
+    | {"timeouts.first_token": "--first-token-timeout", "timeouts.between_tokens": "--token-timeout"}
+    | {"token": f"--token-file or {TOKEN_VARIABLE}"}
+)
 
 
 class ToolError(Exception):
@@ -45,6 +53,11 @@ class PortError(ToolError):
 
 class ServerFailedError(ToolError):
     """tritonserver ended, or can't become ready. `exit_code` is tritonserver's own, where it ended."""
+
+
+def in_options(text: str) -> str:
+    """Return an error of the client with the options' names instead of its settings'."""
+    return _SETTING.sub(lambda found: _OPTIONS.get(found[1] or found[2], found[0]), text)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

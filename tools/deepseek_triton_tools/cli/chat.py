@@ -33,7 +33,7 @@ from deepseek_triton_tools.generating.records import (
 )
 from deepseek_triton_tools.terminal.output_streams import columns, complain, wrapped
 from deepseek_triton_tools.terminal.tables import AnswerPrinter, styled, visible
-from deepseek_triton_tools.tool_errors import ToolError, nearest
+from deepseek_triton_tools.tool_errors import ToolError, in_options, nearest
 
 _COMMANDS = """\
 /system TEXT       what the model is told first; /system - takes it back, /system alone shows it
@@ -109,7 +109,7 @@ class Chat:
                 self.say(text)
             except (DeepseekTritonError, ToolError) as error:
                 self._failed = 1
-                complain(f"deepseek-triton chat: {error}")
+                complain(f"deepseek-triton chat: {in_options(str(error))}")
             except KeyboardInterrupt:
                 if not is_interactive():
                     raise

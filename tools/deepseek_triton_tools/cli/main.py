@@ -19,7 +19,7 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.parsing import Handler, VerbParser, about_option, add_verb
 from deepseek_triton_tools.pages import install_extra, pages_folder
 from deepseek_triton_tools.terminal import output_streams
-from deepseek_triton_tools.tool_errors import TOKEN_ADVICE, ToolError, nearest
+from deepseek_triton_tools.tool_errors import TOKEN_ADVICE, ToolError, in_options, nearest
 
 VERBS = {
     "demo": "see it work: serve a tiny DeepSeek on a real tritonserver, complete texts, chat, call a tool",
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if (known := _expected_error(error)) is None:
             raise
-        text = str(error)
+        text = in_options(str(error))
         if isinstance(error, OSError):
             reason = error.strerror or text
             text = reason if error.filename is None else f"{error.filename}: {reason}"

@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from deepseek_triton_client import (
     AccessDenied,
@@ -23,7 +23,7 @@ from deepseek_triton_client._core.client_settings import Endpoint
 from deepseek_triton_tools.cli.client_options import DEFAULT_URL, add_address, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, add_verb, duration, option
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import ToolError, in_options
 
 YES, NO, UNREACHABLE, TOO_LATE = 0, 1, 3, 4
 _ANSWERS = {YES: "yes", NO: "no", UNREACHABLE: "unreachable", TOO_LATE: "too late"}
@@ -32,7 +32,7 @@ SCHEMA = "deepseek-triton/probe/1"
 _QUESTIONS = {
     "live": (5.0, "ask whether the server answers"),
     "ready": (5.0, "ask whether the model can be called"),
-    "generate": (30.0, "ask for one token; a full server passes if it makes tokens for others"),
+    "generate": (30.0, "ask for one token; a full server passes unless its metrics show none"),
 }
 """Question -> (seconds for the whole of it, unless --deadline is given; its summary)."""
 _GENERATED_TOKENS = "_generated_tokens_total"  # of a server and, behind other words, of a gateway
@@ -76,8 +76,7 @@ def add_options(verb: VerbParser) -> None:
             option(server, "--metrics-url URL", "its metrics (default: 8002 beside 8000 and 8001; beside /v1)")
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     code: int
     line: str
 
@@ -107,6 +106,7 @@ def _probe(args: argparse.Namespace) -> int:
             return _generates(client, deadline_s, at) if args.question == "generate" else _health(client, args.question)
 
     verdict = _within(deadline_s, ask)
+    line = in_options(verdict.line)
     if args.json:
         document = {
             "schema": SCHEMA,
@@ -114,12 +114,12 @@ def _probe(args: argparse.Namespace) -> int:
             "question": args.question,
             "answer": _ANSWERS[verdict.code],
             "exit_code": verdict.code,
-            "detail": verdict.line,
+            "detail": line,
             "seconds": round(time.monotonic() - began, 3),
         }
         _say(json.dumps(document), YES)
     elif not args.quiet:
-        _say(f"{url}: {verdict.line}", verdict.code)
+        _say(f"{url}: {line}", verdict.code)
     return verdict.code
 
 
@@ -204,7 +204,8 @@ def _generates(client: Client, deadline_s: float, metrics_url: str) -> Verdict:
 
 
 def _busy(client: Client, refusal: Overloaded, end: float, metrics_url: str) -> Verdict:
-    """Judge a full server: it is healthy while it makes tokens for others, and a restart would lose them."""
+    """Judge a full server: a restart would lose what it makes for others, so it fails only if its metrics show that it
+    makes nothing."""
     try:
         metrics = client.metrics()
         name = next((each.name for each in metrics.samples if each.name.endswith(_GENERATED_TOKENS)), _GENERATED_TOKENS)
@@ -215,5 +216,5 @@ def _busy(client: Client, refusal: Overloaded, end: float, metrics_url: str) -> 
                 return Verdict(YES, f"generates for others, and is full: {_text(refusal)}")
     except (DeepseekTritonError, KeyError) as error:
         why = f"{metrics_url}: {error.args[0]}" if isinstance(error, KeyError) else error
-        return Verdict(NO, f"full ({_text(refusal)}), and its metrics don't say whether it generates: {why}")
+        return Verdict(YES, f"full ({_text(refusal)}), and its metrics don't say whether it generates: {why}")
     return Verdict(NO, f"full ({_text(refusal)}), and no token was made within the deadline, as {metrics_url} says")
