@@ -53,8 +53,8 @@ class AsyncStream(BaseStream):
 
 
 class AsyncClient(BaseClient[AsyncStream]):
-    """`Client` for asyncio, with the same arguments, results and errors. A client belongs to one event loop, and all
-    tasks of that loop may share it. Cancelling a task that waits here cancels its request on the server."""
+    """`Client` for asyncio, with the same arguments, results and errors. One event loop at a time uses a client, and
+    all its tasks may share it. Cancelling a task that waits here cancels its request on the server."""
 
     _batch_types = (Iterable, AsyncIterable)
     _new_runtime = AsyncioRuntime

@@ -310,6 +310,8 @@ def test_a_stream_that_is_forgotten_after_its_loop(grpc_server):
     transport = AsyncioRuntime().transport(endpoint, Settings(endpoints=(endpoint,), model_name="tensorrt_llm"))
     stream = opened(transport)
     asyncio.run(stream.receive())
+    assert asyncio.run(transport.server_ready(WAIT_S))  # another loop has a channel of its own
+    asyncio.run(transport.close())
     del stream, transport
     gc.collect()
     assert left.result(WAIT_S)

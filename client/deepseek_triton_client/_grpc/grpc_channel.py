@@ -201,10 +201,11 @@ class BlockingCall:
 
 
 class AsyncioChannel:
-    """See `BlockingChannel`. It belongs to the event loop of its first call."""
+    """See `BlockingChannel`. A call in another event loop, as of a second asyncio.run, makes another connection."""
 
     def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
         self._settings = target, options, credentials
+        self._loop: Any = None
         self._channel: Any = None
         self._calls: WeakSet[AsyncioCall] = WeakSet()
         self._closed = False
@@ -212,8 +213,9 @@ class AsyncioChannel:
     def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> "AsyncioCall":
         if self._closed:
             raise Cancelled("the client is closed")
-        if self._channel is None:
-            self._channel = _connect(grpc.aio, *self._settings)  # here, because grpc.aio takes the running event loop
+        if (loop := asyncio.get_running_loop()) is not self._loop:
+            # Here, because grpc.aio takes the running event loop.
+            self._loop, self._channel = loop, _connect(grpc.aio, *self._settings)
         responses = self._channel.unary_stream(path)(request, timeout=timeout_s, metadata=metadata)
         call = AsyncioCall(responses)
         self._calls.add(call)
