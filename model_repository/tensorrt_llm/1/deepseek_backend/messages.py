@@ -298,7 +298,10 @@ def _results_in_order(messages: Sequence[dict[str, Any]]) -> Messages:
     while position < len(messages):
         is_called = is_called or bool(messages[position].get("tool_calls"))
         if messages[position]["role"] == "tool" and not is_called:
-            raise ValueError(f"messages[{position}].tool_call_id: expected the id of a call before it, got no call")
+            raise ValueError(
+                f"messages[{position}]: expected a call before this result, got no message with tool_calls; the call "
+                'goes into a message of the assistant, as "tool_calls": [{"function": {"name": ..., "arguments": ...}}]'
+            )
         ordered.append(messages[position])
         position += 1
         calls = messages[position - 1].get("tool_calls")
