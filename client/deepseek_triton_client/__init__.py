@@ -8,7 +8,7 @@
             for chunk in stream:
                 print(chunk, end="", flush=True)
 
-AsyncClient is the same for asyncio. `grpc://` URLs need one more package: pip install 'tritonclient[grpc]'. The module
+AsyncClient is the same for asyncio. `grpc://` URLs need the extra `grpc`. The module
 `deepseek_triton_client.testing` has a fake server for the tests of your own program; import it by that name.
 """
 

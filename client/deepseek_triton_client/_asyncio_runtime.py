@@ -45,8 +45,7 @@ class AsyncioRuntime:
 
     def transport(self, endpoint: Endpoint, settings: Settings) -> Transport:
         if endpoint.is_grpc:
-            # Imported here because it needs the grpc extra.
-            from deepseek_triton_client._grpc.grpc_transport import GrpcTransport
+            from deepseek_triton_client._grpc.grpc_transport import GrpcTransport  # needs the extra grpc
 
             return GrpcTransport(endpoint, settings, self.transport, is_asyncio=True)
         from deepseek_triton_client._http.openai_transport import http_transport

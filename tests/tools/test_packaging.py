@@ -164,9 +164,9 @@ def test_a_base_install_says_what_other_verbs_need(base):
         assert (code, out) == (1, ""), argv
         [line] = err.splitlines()
         assert line.startswith(f"deepseek-triton {argv[0]}: ")
-        assert line.endswith(f"; {install_extra('tools')}")
+        assert line.endswith(f"; {install_extra('demo' if argv == ['demo'] else 'tools')}")
     (code, _, err), (_, page, _), *helped = found[len(plain) :]
-    assert (code, len(err.splitlines()), "pip install 'tritonclient[grpc]'" in err) == (1, 1, True)
+    assert (code, len(err.splitlines()), "pip install '.[grpc]'" in err) == (2, 1, True)
     folder = Path(page.partition("such as docs/contract.md, are in ")[2].strip())
     assert ("site-packages" in str(folder), (folder / "contract.md").is_file()) == (True, True)
     for argv, (code, out, err) in zip(helps, helped, strict=True):

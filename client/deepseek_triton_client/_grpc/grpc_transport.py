@@ -20,6 +20,7 @@ from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.exceptions import (
     Cancelled,
     DeepseekTritonError,
+    InvalidRequest,
     ProtocolError,
     ServerError,
     ServerUnavailable,
@@ -34,7 +35,7 @@ try:
     from google.protobuf.message import DecodeError
     from tritonclient.grpc import service_pb2 as pb
 except (ImportError, RuntimeError) as exc:  # tritonclient without its grpc extra raises RuntimeError
-    raise ImportError("grpc:// URLs need one more package: pip install 'tritonclient[grpc]'") from exc
+    raise InvalidRequest("url: grpc:// needs the extra grpc: pip install '.[grpc]' or 'tritonclient[grpc]'") from exc
 
 from deepseek_triton_client._grpc import grpc_channel
 

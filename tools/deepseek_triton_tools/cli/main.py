@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             reason = error.strerror or text
             text = reason if error.filename is None else f"{error.filename}: {reason}"
-        output_streams.complain(f"{f'deepseek-triton {verb}'.rstrip()}: {text}{_advice(error)}")
+        output_streams.complain(f"{f'deepseek-triton {verb}'.rstrip()}: {text}{_advice(error, verb)}")
         return known
 
 
@@ -112,7 +112,7 @@ def _parsed(words: Sequence[str], verb: str) -> argparse.Namespace:
     return args
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, verb: str) -> str:
     """Advice for a server that can't be reached, and for a package that is not installed."""
     from deepseek_triton_client import AccessDenied, ModelNotReady, ServerUnavailable
 
@@ -121,7 +121,7 @@ def _advice(error: Exception) -> str:
     has_answered = isinstance(error, ModelNotReady) or re.search("TLS |tls\\.ca|certificate", str(error))
     if isinstance(error, ServerUnavailable) and error.code is None and not has_answered:
         return "; is the server running and ready there (http:// is port 8000, grpc:// 8001)?"
-    return f"; {install_extra('tools')}" if _needs_tools(error) else ""
+    return f"; {install_extra('demo' if verb == 'demo' else 'tools')}" if _needs_tools(error) else ""
 
 
 def _expected_error(error: Exception) -> int | None:
@@ -133,8 +133,6 @@ def _expected_error(error: Exception) -> int | None:
     if isinstance(error, InvalidRequest) and error.url is None:  # of the options: no server was asked
         return 2
     if isinstance(error, DeepseekTritonError) or _needs_tools(error):
-        return 1
-    if isinstance(error, ImportError) and "pip install" in str(error):
         return 1
     if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
         return 1
