@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from copy import copy
 
 import pytest
 
@@ -72,7 +73,7 @@ class FakeStream:
                 await self.server.pause()
             raise ServerUnavailable("shut down")
         if isinstance(step, DeepseekTritonError):
-            raise type(step)(step.message, code=step.code, unprocessed=step.unprocessed)
+            raise copy(step)
         return step
 
     def interrupt(self):
@@ -275,18 +276,21 @@ def test_what_was_refused_before_anything_was_generated_is_sent_again(world, ref
 
 def test_attempts_are_bounded_and_the_last_error_comes_out(world):
     """The delays have full jitter: they lie between nothing and a bound that doubles."""
-    for attempts in (1, 8):
-        server = FakeServer([FULL])
-        calls = world.calls(server, retries=Retries(attempts=attempts, initial_s=0.5, max_s=4))
+    full = copy(FULL)
+    full.retry_after_s = 100
+    for when_full, *others in ([None], [8, [NOBODY]]):  # which are counted apart
+        server = FakeServer(*others, [full])
+        retries = Retries(attempts=1 + len(others), attempts_when_full=when_full, initial_s=0.5, max_s=4)
+        calls = world.calls(server, retries=retries)
 
         error = world.fails(calls, Overloaded)
 
-        assert len(server.requests) == attempts
+        assert len(server.requests) == (when_full or 1) + len(others)
         assert (str(error), error.request_id, error.url) == ("[E_OVERLOADED] full", "r1", "http://s0:8000")
         assert error.unprocessed
-    bounds = [0.5, 1, 2, 4, 4, 4, 4]
+    bounds = [(0, 0.5), (100, 1), (100, 2), *[(100, 4)] * 5]
     assert len(world.sleeps) == len(bounds)
-    assert all(0 <= slept <= bound for slept, bound in zip(world.sleeps, bounds, strict=True))
+    assert all(after <= slept <= after + bound for slept, (after, bound) in zip(world.sleeps, bounds, strict=True))
     assert len(set(world.sleeps)) > 1
 
 

@@ -34,7 +34,7 @@ def test_fields_that_are_wrong(tmp_path):
     files = {name: [7, missing] for name in ("ca", "certificate", "key")}
     sizes = {"max_message_bytes": [0, 2**31, True]}
     for kind, wrong in (
-        (Retries, {"attempts": [0, True, 1.5], "initial_s": [0], "max_s": [math.inf]}),
+        (Retries, {"attempts": [0, True, 1.5], "attempts_when_full": [-1], "initial_s": [0], "max_s": [math.inf]}),
         (Tls, {**files, "verify": ["no"]}),
         (Connection, {"keepalive_s": [0], "ping_s": [-1], **sizes}),
     ):
@@ -49,7 +49,7 @@ def test_fields_that_are_wrong(tmp_path):
 def test_delays_grow_up_to_the_limit():
     retries = Retries(initial_s=1, max_s=4)
     for failures, most in [(1, 1), (2, 2), (3, 4), (4, 4), (10_000, 4)]:
-        delays = [retries.delay_s(failures) for _ in range(200)]
+        delays = [retries.delay_s(failures, 5) - 5 for _ in range(200)]
         assert 0 <= min(delays) < most / 2 < max(delays) <= most
 
 

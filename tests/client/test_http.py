@@ -147,6 +147,9 @@ def test_error_statuses(http_server, driver, transport, subtests):
             with subtests.test(f"{status} {message}"):
                 assert [type(error), error.code, error.unprocessed] == expected
                 assert str(error) == message
+    for after, seconds in (("7", 7), ("3600", 0), ("-1", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0)):
+        http_server.script(http_server.body(429, b"full", **{"retry-after": after}))
+        assert driver.fails(transport, Overloaded).retry_after_s == seconds, after
     http_server.script(http_server.raw(b"HTTP/1.1 204 No Content\r\n\r\n"))
     driver.fails(transport, ProtocolError)
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from deepseek_triton_client import AccessDenied, ServerError
+from deepseek_triton_client import AccessDenied, Overloaded, Retries, ServerError
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.generating import batch
 from deepseek_triton_tools.terminal.status_line import StatusLine
@@ -127,7 +127,9 @@ def test_every_wrong_row_is_named_before_anything_is_sent(run, model_server, fol
     assert not (folder / "out.jsonl").exists()
 
 
-def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server):
+def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server, monkeypatch):
+    monkeypatch.setattr(Retries, "delay_s", lambda *_: 0)
+    model_server.script(*[Overloaded("full")] * 12)  # which is waited for
     model_server.answer = failing("b")
     code, _, err = run(['"a"', '"b"', '"c"'])
     assert (code, err.partition(" in ")[0]) == (1, "3 of 3 rows done, 1 failed; 4 tokens")
@@ -163,6 +165,9 @@ def test_a_token_that_is_refused_fails_the_whole_too(run, model_server, folder):
     code, _, err = run(['"a"', '"b"'])
     assert (code, len(err.splitlines())) == (1, 1)
     assert not (folder / "out.jsonl").exists()
+    model_server.answer = failing("b", code="E_UNAVAILABLE")  # what begins later ends it too
+    code, _, err = run(['"a"', '"b"', '"c"'], "--retries", "0", "--concurrency", "1")
+    assert (code, texts(), "--resume goes on" in err) == (1, ["A"], True)
 
 
 @pytest.mark.parametrize("option", ["--overwrite", "--resume"])

@@ -17,6 +17,7 @@ from deepseek_triton_client._core.exceptions import (
     InvalidRequest,
     ModelNotFound,
     ModelNotReady,
+    Overloaded,
     ServerUnavailable,
 )
 from deepseek_triton_client._core.exchange import Exchange, end_request
@@ -42,23 +43,26 @@ class Calls:
         """Send the request and return with its first response. Refusals are tried again as `Retries` says."""
         started = time.monotonic()
         deadlines = _deadlines(request.timeouts, started)
-        failures = 0
+        retries, rounds = self._settings.retries, [0, 0]  # the latter with a server that was full
         refusal: DeepseekTritonError | None = None
         while True:
-            failures += 1
+            is_full = False
             for server in self._servers.in_order():
                 try:
                     return await self._begin(server, request, deadlines, started)
                 except DeepseekTritonError as exc:
                     error = exc
+                is_full |= isinstance(error, Overloaded)
                 if isinstance(error, ServerUnavailable):
                     server.failed()
                 if not error.unprocessed or _seconds_left(deadlines) <= 0:
                     raise error
                 if error.code is not None:
                     refusal = error
-            delay_s = self._settings.retries.delay_s(failures)
-            if failures >= self._settings.retries.attempts or delay_s >= _seconds_left(deadlines):
+            rounds[is_full] += 1
+            most = (is_full and retries.attempts_when_full) or retries.attempts
+            delay_s = retries.delay_s(sum(rounds), error.retry_after_s)
+            if rounds[is_full] >= most or delay_s >= _seconds_left(deadlines):
                 # The refusal of a server says more than a lost connection.
                 if refusal is not None and error.code is None:
                     raise error from refusal

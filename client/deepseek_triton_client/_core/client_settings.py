@@ -77,25 +77,27 @@ class Retries(_Checked):
     """How often and when a request is sent again that was refused before anything was generated.
 
     Such refusals are E_OVERLOADED, E_UNAVAILABLE, a model that is not loaded, and a connection that could not be made.
-    Another server is tried at once. When all servers have refused, the client sleeps for a random time of up to
-    `initial_s`, the next time up to twice that, and so on up to `max_s`.
+    When all servers have refused, the client sleeps for a random time up to `initial_s`, twice that, up to `max_s`.
     """
 
     attempts: int = 4
     """Number of times that each server is tried at most; 1 never tries the same server again."""
+    attempts_when_full: int | None = None
+    """The same of times that a server said it is full, which are counted apart; None: `attempts`."""
     initial_s: float = 0.25
     """Longest first sleep, in seconds."""
     max_s: float = 8.0
-    """Longest sleep of all, in seconds."""
+    """Longest sleep of all, in seconds, but for what the server asks for (Retry-After, up to 60 s)."""
 
     def _problems(self) -> Iterator[str]:
-        if not _is_count(self.attempts):
-            yield f"retries.attempts: expected an integer of at least 1, got {self.attempts!r}"
+        for name, value in {"attempts": self.attempts, "attempts_when_full": self.attempts_when_full or 1}.items():
+            if not _is_count(value):
+                yield f"retries.{name}: expected an integer of at least 1, got {value!r}"
         yield from _seconds_problems("retries", {"initial_s": self.initial_s, "max_s": self.max_s})
 
-    def delay_s(self, failures: int) -> float:
-        """Seconds to sleep after this number of failures (1 and up)."""
-        return random.uniform(0, min(self.max_s, self.initial_s * 2.0 ** min(failures - 1, 60)))
+    def delay_s(self, failures: int, retry_after_s: float) -> float:
+        """Seconds to sleep after this number of failures (1 and up), of which the server asked for `retry_after_s`."""
+        return retry_after_s + random.uniform(0, min(self.max_s, self.initial_s * 2.0 ** min(failures - 1, 60)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ class DeepseekTritonError(Exception):
         """URL of the server that was asked; None if the error came before any server was asked."""
         self.unprocessed = unprocessed
         """Whether surely nothing was generated for it, so that sending it again, here or elsewhere, is safe."""
+        self.retry_after_s = 0.0
+        """Seconds after which the server asked to be tried again; 0 where it did not."""
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.message}" if self.code else self.message

@@ -96,7 +96,10 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes) -> Deepse
         return ProtocolError(f"HTTP {status}: a redirect" + (f" to {host}" if host else "") + ", which is not followed")
     unknown = ServerError if status >= 500 else InvalidRequest if status >= 400 else ProtocolError
     text = _error_text(status, headers, body)
-    return error_from_server(text, otherwise=_BY_STATUS.get(status, unknown), unprocessed=status in _UNPROCESSED)
+    error = error_from_server(text, otherwise=_BY_STATUS.get(status, unknown), unprocessed=status in _UNPROCESSED)
+    after = headers.get("retry-after", "")
+    error.retry_after_s = float(after) if re.fullmatch("[1-5]?[0-9]|60", after) else 0.0
+    return error
 
 
 def query_error(url: str, status: int, headers: Mapping[str, str], body: bytes) -> DeepseekTritonError | None:

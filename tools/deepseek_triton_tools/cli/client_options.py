@@ -16,7 +16,7 @@ from deepseek_triton_tools.cli.parsing import VerbParser, duration, number, opti
 from deepseek_triton_tools.tool_errors import TOKEN_VARIABLE, ToolError
 
 if TYPE_CHECKING:  # `warm --help` needs the options only
-    from deepseek_triton_client import Client, SamplingParams
+    from deepseek_triton_client import Client, Retries, SamplingParams
 
 DEFAULT_URL = "http://localhost:8000"
 DEFAULT_MODEL = "tensorrt_llm"
@@ -69,8 +69,9 @@ def add_server_options(server: argparse._ArgumentGroup) -> None:
     option(server, "--key FILE", "the key of --cert, if it is in another file", path)
 
 
-def client_of(args: argparse.Namespace) -> Client:
-    """Make the client that the options ask for. Raises ToolError when the token can't be read."""
+def client_of(args: argparse.Namespace, retries: Retries | None = None) -> Client:
+    """Make the client that the options ask for; `retries` holds without --retries. Raises ToolError when the token
+    can't be read."""
     from deepseek_triton_client import Client, Retries, Timeouts
 
     limits = {
@@ -83,7 +84,7 @@ def client_of(args: argparse.Namespace) -> Client:
         args.urls or DEFAULT_URL,
         **client_settings(args),
         timeouts=Timeouts(**{name: limit for name, limit in limits.items() if limit is not None}),
-        retries=Retries() if args.retries is None else Retries(attempts=args.retries + 1),
+        retries=retries if args.retries is None else Retries(attempts=args.retries + 1),
     )
 
 

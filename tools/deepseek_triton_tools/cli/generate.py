@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from deepseek_triton_client import Client, Completion, SamplingParams
+from deepseek_triton_client import Client, Completion, Retries, SamplingParams
 from deepseek_triton_tools.cli.client_options import (
     add_address,
     add_client_options,
@@ -109,7 +109,7 @@ def _run_batch(args: argparse.Namespace, params: SamplingParams) -> int:
         args.input,
         args.output,
         params,
-        lambda: client_of(args),
+        lambda: client_of(args, Retries(attempts_when_full=3600, max_s=2)),  # an hour: long answers may fill a server
         chat=args.chat,
         system=args.system,
         concurrency=args.concurrency or 16,

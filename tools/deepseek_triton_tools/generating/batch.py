@@ -62,7 +62,7 @@ def run_batch(
     :param resume: ask what the output lacks, and what failed in it; `overwrite`: begin it anew.
     :param max_failures: stop when this many rows have failed.
     :raises ToolError: when a row is wrong or a file can't be used, before anything is sent.
-    :raises DeepseekTritonError: when the server can't be had at all.
+    :raises DeepseekTritonError: when the server can't be had, at all or any more.
     """
     with open_input(input) as file:
         rows = BatchRows(file, records.file_name(input), params, chat, system)
@@ -107,7 +107,7 @@ def _answer(
         for answer in answers:
             if isinstance(answer, Completion):
                 answer = records.cut_off_error(answer) or answer
-            if isinstance(answer, DeepseekTritonError) and not progress.answered and fails_every_request(answer):
+            if isinstance(answer, DeepseekTritonError) and fails_every_request(answer):
                 raise answer
             output.write(unanswered.popleft(), answer)
             progress.count(None if isinstance(answer, DeepseekTritonError) else answer.num_output_tokens or 0)
