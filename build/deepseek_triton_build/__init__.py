@@ -7,7 +7,11 @@ Needs no GPU, no network and no torch. The public modules, beside this one: `che
 (what is known of models, GPUs and releases), `arithmetic` (memory, load time, warm-up) and `text`.
 """
 
+import ast
+import sys
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,61 +70,24 @@ if TYPE_CHECKING:
     from deepseek_triton_build.render.repository_files import EXIT_TIMEOUT_S, MPIRUN_SPARE_S, File, repository_files
     from deepseek_triton_build.render.stamp import build_options
 
-# Module -> the names above that it has. A module is imported when one of its names is asked for: planner and renderers
-# take three times as long to import as the catalogue, and many verbs, such as `probe`, need only `text`.
-_HOMES = {
-    "arithmetic": ("Budget",),
-    "build_errors": (
-        "BuildError",
-        "NothingToCheckError",
-        "OutputError",
-        "RefusedPlanError",
-        "ReplacementError",
-        "UnknownNameError",
-        "UnusableCheckpointError",
-    ),
-    "data.profiles": ("DISAGGREGATED", "Workload"),
-    "data.own_files": ("model_repository", "version_dir"),
-    "data.planned_settings": ("EnvironmentVariable", "Setting", "footnotes"),
-    "planning.disaggregated": ("DisaggregatedPlan", "DisaggregatedRequest", "SIDE_PROFILES", "make_disaggregated_plan"),
-    "planning.plan": ("Plan", "PlanWarning", "make_plan"),
-    "planning.plan_request": ("PlanRequest",),
-    "planning.target": ("resolve_target",),
-    "planning.vllm_sizes": ("resolve_vllm_target",),
-    "render.model_configuration": ("contract_tables",),
-    "render.dynamo": ("dynamo_mismatch",),
-    "render.folder_upgrade": ("FolderUpgrade", "UpgradedFile", "plan_upgrade"),
-    "render.folder_writer": (
-        "backup_above",
-        "backups_of",
-        "manifests_of",
-        "read_manifest",
-        "replace_repository",
-        "write_repository",
-    ),
-    "render.formats": (
-        "DEFAULT_FORMAT",
-        "DYNAMO",
-        "FORMATS",
-        "PAIR_FORMATS",
-        "format_files",
-        "format_request",
-        "pair_files",
-        "pair_options",
-        "usable_formats",
-    ),
-    "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
-    "render.merge": ("Keep", "MergeConflict"),
-    "render.repository_files": ("EXIT_TIMEOUT_S", "File", "MPIRUN_SPARE_S", "repository_files"),
-    "render.stamp": ("build_options",),
-}
-__all__ = sorted(name for names in _HOMES.values() for name in names)
+
+def lazy_names(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
+    """Return the names that a package's file imports for type checkers, and the `__getattr__` that finds them.
+
+    A module is imported when one of its names is asked for: planner and renderers take three times as long to import as
+    the catalogue, and many verbs, such as `probe`, need only `text`.
+    """
+    imports = (node for node in ast.walk(ast.parse(Path(file).read_bytes())) if isinstance(node, ast.ImportFrom))
+    homes = {alias.name: node.module for node in imports for alias in node.names if node.col_offset}
+
+    def find(name: str) -> Any:
+        if (home := homes.get(name)) is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return sorted(homes), find
 
 
-def __getattr__(name: str) -> Any:
-    home = next((module for module, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+__all__, __getattr__ = lazy_names(__name__, __file__)

@@ -8,8 +8,9 @@ All problems are found at once, each with its file, line and fix. Nothing in the
 readers of YAML, stamps and checkpoints that the check uses are public too, for tools that read a repository.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from deepseek_triton_build import lazy_names
 
 if TYPE_CHECKING:
     from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, read_facts
@@ -29,33 +30,5 @@ if TYPE_CHECKING:
     from deepseek_triton_build.render.stamp import MANIFEST
     from deepseek_triton_build.text import is_inside
 
-# Module -> the names above that it has. As in the package above, asking for a name imports its module: whoever reads
-# a header needs no rules, which take most of the time.
-_HOMES = {
-    "check.checkpoint_files": ("CheckpointFacts", "read_facts"),
-    "check.codes": ("CHECKS", "INCOMPLETE", "MISSING_SHARD", "NO_MODEL_HERE"),
-    "check.deepseek_v4": ("draft_kind", "is_v4"),
-    "check.documents": ("read_bytes", "read_yaml"),
-    "check.finding": ("CheckedModel", "Report", "find_code", "rules_page"),
-    "check.generated_origin": ("STAMP_FIX", "Stamp", "changed_files", "read_stamp"),
-    "check.model_identity": ("CheckOptions",),
-    "check.published_recipe": ("read_recipe",),
-    "check.repository_report": ("check_repository",),
-    "check.safetensors": ("Header", "HeaderEntry", "HeaderError", "read_header"),
-    "check.scripts": ("served_model",),
-    "check.weights": ("INDEX", "check_weights", "files_read", "instead_of_checkpoint"),
-    "data.finding": ("Finding",),
-    "planning.plan_request": ("read_json_object",),
-    "render.stamp": ("MANIFEST",),
-    "text": ("is_inside",),
-}
-__all__ = sorted(name for names in _HOMES.values() for name in names)
-
-
-def __getattr__(name: str) -> Any:
-    home = next((module for module, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"deepseek_triton_build.{home}"), name)
-    globals()[name] = value
-    return value
+# Whoever reads a header needs no rules, which take most of the time.
+__all__, __getattr__ = lazy_names(__name__, __file__)
