@@ -213,10 +213,8 @@ def _contradictions(facts: CheckpointFacts, statements: list[Any]) -> Iterator[F
     if facts.is_contradictory:
         stored, file = next(each for each in facts.stored.items() if each[0] != facts.said)
         spelled = "names no quantization" if facts.quantization is None else f"has {short_repr(facts.quantization)}"
-        message = (
-            f"it says {facts.said}, but the experts are stored as {stored} ({file}); it {spelled}, which {engine} "
-        )
-        message += "believes"
+        message = f"it says {facts.said}, but the experts are stored as {stored} ({file}); "
+        message += f"it {spelled}, which {engine} believes"
         fix = _way_out(facts, stored, other=quant if facts.for_vllm else config)
         yield codes.STORED_OTHERWISE.finding(message, fix, file=facts.quantization_file)
     elif quant is not None and config is not None and quant != config:

@@ -46,9 +46,8 @@ def tensor_problems(config: Mapping[str, Any], stored: Mapping[str, Form], label
     has_draft = any(name.startswith("mtp.") for name in stored)
     absent = [name for name in expected.keys() - stored.keys() if has_draft or not name.startswith("mtp.")]
     if absent:
-        message = (
-            f"{len(absent):,} of the {len(expected):,} tensors that it asks for are missing: {first_names(absent)}"
-        )
+        message = f"{len(absent):,} of the {len(expected):,} tensors "
+        message += f"that it asks for are missing: {first_names(absent)}"
         yield codes.MISSING_TENSORS.finding(message, fix, file=file)
     others = [name for name, form in expected.items() if stored.get(name, form) != form]
     for name in others[:1]:

@@ -222,9 +222,8 @@ def started_ranks(
                 continue
             nodes = f"more than one node of {gpu.gpus_per_node} GPUs"
             message = f"nothing starts the {num_ranks} ranks ({TRTLLM_RANKS}) on {nodes}"
-            fix = (
-                f"write srun --mpi=pmix --ntasks {num_ranks} {LAUNCHER} before {program.name}, or mpirun -n {num_ranks}"
-            )
+            fix = f"write srun --mpi=pmix --ntasks {num_ranks} {LAUNCHER} "
+            fix += f"before {program.name}, or mpirun -n {num_ranks}"
         else:
             continue
         line = (tool and tool.line) or program.line
@@ -237,9 +236,8 @@ def repeated_servers(program: Program, batch: Sequence[str], *, file: str) -> It
         tool, count, num_nodes, _ = _launch(start, batch)
         is_same = all(word.is_known for word in (*start, *program.words)) and program.visible_gpus is None
         if tool is not None and count is not None and num_nodes and count > num_nodes and is_same:
-            message = (
-                f"{base_name(tool.text)} starts {count} servers on {num_nodes} nodes, and each starts its ranks itself"
-            )
+            message = f"{base_name(tool.text)} starts {count} servers on {num_nodes} nodes, "
+            message += "and each starts its ranks itself"
             fix = "start one process for each node"
             yield codes.WRONG_RANKS.finding(message, fix, file=file, line=tool.line or program.line, key=None)
 

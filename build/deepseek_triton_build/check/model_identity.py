@@ -323,15 +323,13 @@ def _contradictions(
     expected = variant.architecture if variant else None
     if variant and expected and facts.class_name and facts.class_name != expected.class_name:
         why = "meant for" if is_planned else "named like"
-        message = (
-            f"expected {expected.class_name}, because it is {why} {variant.name}; found {safe_name(facts.class_name)}"
-        )
+        message = f"expected {expected.class_name}, because it is {why} {variant.name}; "
+        message += f"found {safe_name(facts.class_name)}"
         fix = f"point model at a checkpoint of {variant.name}, or build again for this one"
         yield codes.WRONG_ARCHITECTURE.finding(message, fix, file=f"{facts.label}/config.json")
     elif facts.cut is not None and facts.architecture is not None:
-        message = (
-            f"the checkpoint is cut: it has {cut_summary(facts.cut, facts.architecture)}, so its answers are noise"
-        )
+        message = "the checkpoint is cut: it has "
+        message += f"{cut_summary(facts.cut, facts.architecture)}, so its answers are noise"
         fix = "nothing, if hardware is tested; to serve answers, point model at the whole checkpoint"
         yield codes.CUT_CHECKPOINT.finding(message, fix, file=f"{facts.label}/config.json")
     elif facts.difference:

@@ -225,9 +225,8 @@ def _compare(header: Header, wanted: frozenset[str], everywhere: frozenset[str],
     """
     found = header.tensors.keys()
     if absent := wanted - found:
-        message = (
-            f"{len(absent)} of the {len(wanted)} tensors that the index lists for it are missing: {first_names(absent)}"
-        )
+        message = f"{len(absent)} of the {len(wanted)} tensors that the "
+        message += f"index lists for it are missing: {first_names(absent)}"
         yield codes.MISSING_TENSORS.finding(message, "download it and the index again", file=file)
     others = (
         (found - everywhere, "are not in the index"),

@@ -311,10 +311,8 @@ def choose_sizes(target: Target) -> tuple[Sizes, Budget]:
     budget = _budget(target, wanted)
     no_request_fits = budget.kv_tokens < wanted.tokens_per_request
     if wanted.layout.attention_dp and wanted.moe_backend != WIDE_EP and no_request_fits:
-        reason = (
-            f"off: attention DP would keep {budget.weights / GIB:.1f} GiB of weights on every GPU, which leaves no "
-            "room for a KV cache beside the iterations of all ranks"
-        )
+        reason = f"off: attention DP would keep {budget.weights / GIB:.1f} GiB of weights on every GPU, "
+        reason += "which leaves no room for a KV cache beside the iterations of all ranks"
         wanted = replace(_wanted_sizes(target, attention_dp=False), attention_dp_reason=reason)
     wanted = _no_larger_than_the_cache(target, wanted)
     for sizes in _smaller_and_smaller(wanted):

@@ -68,9 +68,8 @@ class VllmEngine:
 
     def arguments(self, budget: Budget) -> Arguments:
         target, sizes = self.target, self.sizes
-        reason = (
-            "lets requests have a priority; those without keep their order. It costs a heap for the waiting requests"
-        )
+        reason = "lets requests have a priority; those without keep their order. "
+        reason += "It costs a heap for the waiting requests"
         source = f"{_CONFIG}/scheduler.py; vllm/v1/core/sched/request_queue.py"
         chosen = (
             *_model(target),

@@ -41,9 +41,8 @@ class QuantConfigChange:
         if not self.is_needed:
             return f"{self.path}: needs no change"
         quantization = self.after["quantization"]
-        values = (
-            f"{quantization['quant_algo']}, KV cache {quantization['kv_cache_quant_algo'] or 'as the engine is told'}"
-        )
+        values = f"{quantization['quant_algo']}, "
+        values += f"KV cache {quantization['kv_cache_quant_algo'] or 'as the engine is told'}"
         return f"{self.path}: {'changed to' if self.before is not None else 'written with'} {values}"
 
 

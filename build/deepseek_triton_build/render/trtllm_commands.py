@@ -77,10 +77,8 @@ def _section(setting: Setting) -> str | None:
 
 def extra_llm_api_config(args: TrtllmArguments, *, stamp: str, program: str, script: str) -> str:
     """Return the YAML beside the script. It is never empty, because the programs fail on an empty document."""
-    about = (
-        f"Settings that {program} has no flag for; {script} passes this file. A section here replaces all flags about "
-        "that section, so each section is complete."
-    )
+    about = f"Settings that {program} has no flag for; {script} passes this file. "
+    about += "A section here replaces all flags about that section, so each section is complete."
     return "\n".join([f"# {stamp}", *comment_lines(about), *(yaml_lines(args.yaml) or ["{}"])]) + "\n"
 
 

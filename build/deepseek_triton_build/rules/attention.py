@@ -67,9 +67,8 @@ def _unsupported_chunks(d: Deployment) -> Iterator[Violation]:
 
 def _chunks_with_attention_dp(d: Deployment) -> Iterator[Violation]:
     if d.get("enable_chunked_prefill") and d.layout.attention_dp and d.is_before("1.1.0"):
-        message = (
-            "with attention DP and chunked prefill, a prompt longer than max_num_tokens may hang the engine for good"
-        )
+        message = "with attention DP and chunked prefill, "
+        message += "a prompt longer than max_num_tokens may hang the engine for good"
         fix = "turn off one of the two, or use TensorRT-LLM 1.1 or newer"
         yield Violation("enable_chunked_prefill", message, fix)
 
@@ -121,10 +120,8 @@ def _assumed_lengths(d: Deployment) -> Iterator[Violation]:
     tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
     if d.assumed_isl is None or not tokens or not longest or d.get("enable_chunked_prefill") or tokens >= longest:
         return
-    message = (
-        f"no workload was given, so this is for prompts of {d.assumed_isl:,} tokens; those of more than {tokens:,} are "
-        f"refused, and prompt and answer together may have {longest:,}"
-    )
+    message = f"no workload was given, so this is for prompts of {d.assumed_isl:,} tokens; "
+    message += f"those of more than {tokens:,} are refused, and prompt and answer together may have {longest:,}"
     yield Violation("max_num_tokens", message, "plan for your own lengths with --isl and --osl")
 
 
@@ -189,9 +186,8 @@ def _young_chunks(d: Deployment) -> Iterator[Violation]:
 def _num_tokens(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
     if d.attention == "dsa" and tokens and tokens > SAFE_NUM_TOKENS:
-        message = (
-            f"V3.2 was seen to crash above {SAFE_NUM_TOKENS:,} tokens an iteration, and max_num_tokens is {tokens:,}"
-        )
+        message = f"V3.2 was seen to crash above {SAFE_NUM_TOKENS:,} tokens an iteration, "
+        message += f"and max_num_tokens is {tokens:,}"
         fix = f"use {SAFE_NUM_TOKENS}, with enable_chunked_prefill: true for longer prompts"
         yield Violation("max_num_tokens", message, fix)
 

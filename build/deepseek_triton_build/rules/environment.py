@@ -78,9 +78,8 @@ def _custom_tokenizer(d: Deployment) -> Iterator[Violation]:
             message = f"custom_tokenizer {custom} is for {'V4' if custom == _V4_TOKENIZER else 'V3.2'} only"
             yield Violation("custom_tokenizer", message, "remove custom_tokenizer")
     elif "." not in custom or not all(part.isidentifier() for part in custom.split(".")):
-        message = (
-            f"custom_tokenizer {custom} is neither {' or '.join(aliases)} nor the path of a class, such as module.Class"
-        )
+        message = f"custom_tokenizer {custom} is neither {' or '.join(aliases)} "
+        message += "nor the path of a class, such as module.Class"
         yield Violation("custom_tokenizer", message, "remove custom_tokenizer, or name the class with its module")
 
 

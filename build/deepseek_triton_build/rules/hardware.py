@@ -132,9 +132,8 @@ def _expert_grid(d: Deployment) -> Iterator[Violation]:
     moe_tp, moe_ep, moe_cluster = (d.get(key) or 0 for key in keys)
     tp = d.layout.tensor_parallel_size
     if moe_tp > 0 and moe_ep > 0 and moe_tp * moe_ep * max(1, moe_cluster) != tp:
-        message = (
-            f"moe_tensor_parallel_size {moe_tp} x moe_expert_parallel_size {moe_ep} is not the number of ranks, {tp}"
-        )
+        message = f"moe_tensor_parallel_size {moe_tp} x moe_expert_parallel_size "
+        message += f"{moe_ep} is not the number of ranks, {tp}"
         yield Violation(keys[0], message, "remove moe_tensor_parallel_size: it follows from the other")
 
 
@@ -143,9 +142,8 @@ def _int4_groups(d: Deployment) -> Iterator[Violation]:
     a, layout = d.architecture, d.layout
     moe_tp = layout.tensor_parallel_size // layout.expert_parallel_size
     if a is not None and d.precision == "w4a8" and moe_tp > 1 and a.moe_intermediate_size % (128 * moe_tp):
-        message = (
-            f"dividing an expert's {a.moe_intermediate_size} columns among {moe_tp} ranks cuts its INT4 groups of 128"
-        )
+        message = f"dividing an expert's {a.moe_intermediate_size} columns "
+        message += f"among {moe_tp} ranks cuts its INT4 groups of 128"
         fix = f"raise moe_expert_parallel_size to {layout.tensor_parallel_size}"
         yield Violation("moe_expert_parallel_size", message, fix)
 
@@ -194,10 +192,8 @@ def _expert_blocks(d: Deployment) -> Iterator[Violation]:
     a, layout = d.architecture, d.layout
     ranks = layout.tensor_parallel_size // layout.expert_parallel_size
     if a is not None and d.precision == "fp8" and ranks > 1 and a.moe_intermediate_size % (FP8_BLOCK * ranks):
-        message = (
-            f"dividing an expert's {a.moe_intermediate_size} columns among {ranks} ranks cuts its FP8 blocks of "
-            f"{FP8_BLOCK}"
-        )
+        message = f"dividing an expert's {a.moe_intermediate_size} columns "
+        message += f"among {ranks} ranks cuts its FP8 blocks of {FP8_BLOCK}"
         yield Violation("moe_expert_parallel_size", message, "raise moe_expert_parallel_size, or use fewer ranks")
 
 

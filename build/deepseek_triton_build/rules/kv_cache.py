@@ -46,9 +46,8 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
 @RULES.error("K002")
 def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a8" and d.has_fp8_kv:
-        message = (
-            "an FP8 KV cache with W4AFP8 weights is known to crash (illegal memory access in the prompt's attention)"
-        )
+        message = "an FP8 KV cache with W4AFP8 weights is known to crash "
+        message += "(illegal memory access in the prompt's attention)"
         yield Violation(_DTYPE, message, sixteen_bits(d))
 
 
@@ -141,9 +140,8 @@ def _little_free(d: Deployment) -> Iterator[Violation]:
     tokens, fraction = d.get("max_num_tokens") or DEFAULT_MAX_NUM_TOKENS, d.get(_FRACTION) or 0
     if d.is_disaggregated and tokens < _SHORT_ITERATION and fraction <= _HIGHEST_FRACTION:
         return
-    message = (
-        f"{budget.free / GIB:.1f} GiB of {budget.memory / GIB:.0f} stay free beside weights, workspace and KV cache"
-    )
+    message = f"{budget.free / GIB:.1f} GiB of {budget.memory / GIB:.0f} "
+    message += "stay free beside weights, workspace and KV cache"
     share = _share(d)
     fix = "use more GPUs" if share is None else f"set {_FRACTION}: {min(share, _HIGHEST_FRACTION)}"
     yield Violation(_FRACTION, message, fix)

@@ -36,9 +36,8 @@ def _refused_backend(d: Deployment) -> Iterator[Violation]:
         return
     default = "" if _BACKEND in d.settings else ", the default,"
     release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"
-    message = (
-        f"MoE back end {backend}{default} is not supported for {d.precision} on {d.gpu.name}{release}: {refusal.why}"
-    )
+    message = f"MoE back end {backend}{default} is not supported for "
+    message += f"{d.precision} on {d.gpu.name}{release}: {refusal.why}"
     able = dict.fromkeys(name for row in _matrix_rows(d) or _smallest_rows(d) for name in row.backends)
     instead = f"set {_BACKEND}: {' or '.join(able)}" if able else "use other weights"
     yield Violation(_BACKEND, message, instead)
@@ -72,10 +71,8 @@ def _measured_backend(d: Deployment) -> Iterator[Violation]:
     sources = [row.measured[backend] for row in rows if backend in row.measured]
     if d.gpu is None or any(backend in row.backends for row in rows) or not sources or any(_refused_backend(d)):
         return
-    message = (
-        f"NVIDIA's support matrix does not have MoE back end {backend} for {d.precision} on {d.gpu.name}; its "
-        f"configurations do: {sources[0]}"
-    )
+    message = f"NVIDIA's support matrix does not have MoE back end {backend} for "
+    message += f"{d.precision} on {d.gpu.name}; its configurations do: {sources[0]}"
     yield Violation(_BACKEND, message, "nothing, where it was measured for your load")
 
 
@@ -158,9 +155,8 @@ def _host_copy(d: Deployment) -> Iterator[Violation]:
             f"the online load balancer keeps all experts in each node's shared memory: {shm:,.0f} GiB, and with the "
             f"{prefetched:,.0f} GiB for reading the checkpoint ahead {shm + prefetched:,.0f} GiB of the node's memory"
         )
-        fix = (
-            f"give the container a /dev/shm of {shm:,.0f} GiB and 1 GiB for each rank, or set layer_updates_per_iter: 0"
-        )
+        fix = f"give the container a /dev/shm of {shm:,.0f} GiB and 1 GiB for each rank, "
+        fix += "or set layer_updates_per_iter: 0"
         yield Violation(f"{BALANCER}.layer_updates_per_iter", message, fix)
 
 

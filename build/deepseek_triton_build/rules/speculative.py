@@ -66,10 +66,8 @@ def _has_moved(d: Deployment) -> bool:
 def _older_draft_len(d: Deployment) -> Iterator[Violation]:
     number = d.settings.get(_DRAFT_LEN)
     if _is_mtp(d) and _has_moved(d) and number is not None and d.release is not None:
-        message = (
-            f"num_nextn_predict_layers {number}: in TensorRT-LLM {d.release.version} it is the number of MTP layers in "
-            "the checkpoint, which is read from there"
-        )
+        message = f"num_nextn_predict_layers {number}: in TensorRT-LLM {d.release.version} it "
+        message += "is the number of MTP layers in the checkpoint, which is read from there"
         fix = "remove it" if _LAYERS in d.settings else f"set {_DRAFT_LEN}: {number} instead"
         yield Violation(_DRAFT_LEN, message, fix)
 
@@ -163,8 +161,7 @@ def _refusals(version: str, sampler: str) -> Mapping[str, str]:
 @RULES.warning("D012")
 def _many_drafts(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens > _MOST_PUBLISHED_DRAFTS:
-        message = (
-            f"one MTP layer drafts {d.num_draft_tokens} tokens a step, each less likely accepted than the one before"
-        )
+        message = f"one MTP layer drafts {d.num_draft_tokens} tokens a step, "
+        message += "each less likely accepted than the one before"
         fix = f"nobody has published more than {_MOST_PUBLISHED_DRAFTS}; measure the acceptance rate"
         yield Violation(_LAYERS, message, fix)

@@ -230,10 +230,8 @@ def _memory_share(d: VllmDeployment) -> Iterator[Violation]:
         return
     left, beside = d.gpu.memory * (1 - share), bytes_beside(d.architecture, d.layout)
     if left < beside:
-        message = (
-            f"gpu_memory_utilization {share} leaves {left / GIB:.1f} GiB of a GPU, and about {beside / GIB:.1f} are "
-            "taken beside it"
-        )
+        message = f"gpu_memory_utilization {share} leaves {left / GIB:.1f} GiB of a GPU, "
+        message += f"and about {beside / GIB:.1f} are taken beside it"
         fitting = math.floor(100 * (1 - beside / d.gpu.memory)) / 100
         yield Violation("gpu_memory_utilization", message, f"use {fitting} or less")
 
