@@ -24,14 +24,15 @@ from deepseek_triton_build.rules import (
     vllm_v4,
 )
 from deepseek_triton_build.rules.disaggregation import ServerPair
-from deepseek_triton_build.rules.known_issues import issues_of
+from deepseek_triton_build.rules.known_issues import issues_of, plain_rules
 from deepseek_triton_build.rules.orchestrator import Orchestrator
 from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation, VllmDeployment
 
 _MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe)
-RULES = tuple(sorted((rule for module in _MODULES for rule in module.RULES), key=lambda rule: rule.code))
+_FOUND = chain(plain_rules("tensorrt_llm"), *(module.RULES for module in _MODULES))
+RULES = tuple(sorted(_FOUND, key=lambda rule: rule.code))
 """Every rule of TensorRT-LLM, sorted by code."""
-VLLM_RULES = (*vllm.RULES, *vllm_v4.RULES)
+VLLM_RULES = tuple(sorted((*plain_rules("vllm"), *vllm.RULES, *vllm_v4.RULES), key=lambda rule: rule.code))
 """Every rule of vLLM, sorted by code."""
 PAIR_RULES = (*disaggregation.RULES, *orchestrator.RULES)
 """Every rule about context and generation servers, and about what joins them, sorted by code."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.catalog import variant_of_model
-from deepseek_triton_build.rules.rule import AnyDeployment, Deployment, RuleTable, Violation
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 from deepseek_triton_build.text import is_path
 
 RULES = RuleTable()
@@ -11,7 +11,7 @@ RULES = RuleTable()
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Prompts of 8K tokens with answers of 1K on H200 are the known issue of the deployment guide.
 _LONG_INPUT = 8192
-_LAYERS, _DEEPGEMM = "TLLM_OVERRIDE_LAYER_NUM", "TRTLLM_DG_ENABLED"
+_LAYERS = "TLLM_OVERRIDE_LAYER_NUM"
 _V4_TOKENIZER = "deepseek_v4"
 _V32_TOKENIZER = "deepseek_v32"
 REASONING_PARSER = "deepseek-r1"
@@ -36,13 +36,6 @@ def _layers(d: Deployment) -> Iterator[Violation]:
         yield Violation(_LAYERS, message, "remove the variable")
 
 
-@RULES.note("E003")
-def _deepgemm(d: Deployment) -> Iterator[Violation]:
-    if d.gpu_architecture == "hopper" and d.precision == "fp8" and d.environment.get(_DEEPGEMM) == "0":
-        message = f"{_DEEPGEMM}=0 turns off DeepGEMM, the fast FP8 kernels of Hopper"
-        yield Violation(_DEEPGEMM, message, "remove the variable")
-
-
 @RULES.error("E004")
 def _engine(d: Deployment) -> Iterator[Violation]:
     backend = d.get("backend")
@@ -58,13 +51,6 @@ def _dummy_weights(d: Deployment) -> Iterator[Violation]:
     if str(d.get("load_format")).upper() == "DUMMY":
         message = "load_format DUMMY serves random weights: the answers are noise"
         yield Violation("load_format", message, "remove load_format")
-
-
-@RULES.error("E006")
-def _no_tokenizer(d: Deployment) -> Iterator[Violation]:
-    if d.get("skip_tokenizer_init"):
-        message = "skip_tokenizer_init leaves the engine without a tokenizer, so that it takes token ids only"
-        yield Violation("skip_tokenizer_init", message, "remove skip_tokenizer_init")
 
 
 @RULES.error("E007")
@@ -100,10 +86,3 @@ def _reasoning_parser(d: Deployment) -> Iterator[Violation]:
     if parser and parser != REASONING_PARSER and d.architecture is not None:
         message = f"reasoning_parser {parser} is not the parser of DeepSeek's reasoning"
         yield Violation("reasoning_parser", message, f"remove reasoning_parser, or write {REASONING_PARSER}")
-
-
-@RULES.note("E010")
-def remote_code(d: AnyDeployment) -> Iterator[Violation]:
-    if d.get("trust_remote_code"):
-        message = "Python files of the checkpoint run with the server's rights, and DeepSeek needs none"
-        yield Violation("trust_remote_code", f"trust_remote_code: {message}", "leave trust_remote_code out")

@@ -10,20 +10,6 @@ RULES = RuleTable()
 _MOST_EXPERTS_ON_HOPPER = 256
 
 
-@RULES.error("H001", target_only=True)
-def _ampere(d: Deployment) -> Iterator[Violation]:
-    if d.gpu is not None and d.gpu.architecture == "ampere":
-        message = f"{d.gpu.title} is Ampere (SM{d.gpu.sm}), where TensorRT-LLM does not run DeepSeek"
-        yield Violation(None, message, "use Hopper or Blackwell, for example h200")
-
-
-@RULES.error("H002", target_only=True)
-def _nvfp4(d: Deployment) -> Iterator[Violation]:
-    if d.gpu is not None and d.precision == "fp4" and d.gpu.sm < 100:
-        message = f"{d.gpu.title} has no FP4 arithmetic: NVFP4 weights need Blackwell"
-        yield Violation(None, message, "use the fp8 weights, or a Blackwell GPU such as b200")
-
-
 @RULES.error("H003", target_only=True)
 def _w4a8(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "w4a8" and d.gpu.sm >= 100:
@@ -32,12 +18,6 @@ def _w4a8(d: Deployment) -> Iterator[Violation]:
     elif d.precision == "w4a8" and d.release is not None and d.supports("w4afp8_hopper") is False:
         message = f"TensorRT-LLM {d.release.version} has no kernels for W4AFP8 weights"
         yield Violation(None, message, "use TensorRT-LLM 0.21.0 or newer, or the fp8 weights")
-
-
-@RULES.error("H004", target_only=True)
-def _w4a8_sparse(d: Deployment) -> Iterator[Violation]:
-    if d.precision == "w4a8" and d.attention == "dsa":
-        yield Violation(None, "W4AFP8 is for V3 and R1, not for V3.2", "use the fp8 weights")
 
 
 @RULES.error("H005", target_only=True)
@@ -68,13 +48,6 @@ def _release(d: Deployment) -> Iterator[Violation]:
     elif d.attention == "dsa" and d.supports("deepseek_v32") is False:
         message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs"
         yield Violation(None, message, "use TensorRT-LLM 1.2.0 or newer")
-
-
-@RULES.error("H007", target_only=True)
-def _w4a16(d: Deployment) -> Iterator[Violation]:
-    if d.precision == "w4a16":
-        message = "TensorRT-LLM does not serve W4A16 weights (AWQ, GPTQ, compressed-tensors) of DeepSeek; vLLM does"
-        yield Violation(None, message, "use --engine vllm, or the fp8 weights")
 
 
 @RULES.error("H009", target_only=True)
@@ -146,14 +119,6 @@ def _int4_groups(d: Deployment) -> Iterator[Violation]:
         message += f"among {moe_tp} ranks cuts its INT4 groups of 128"
         fix = f"raise moe_expert_parallel_size to {layout.tensor_parallel_size}"
         yield Violation("moe_expert_parallel_size", message, fix)
-
-
-@RULES.warning("P006")
-def _mtp_pipeline(d: Deployment) -> Iterator[Violation]:
-    if d.num_draft_tokens and d.pipeline_parallel_size > 1:
-        message = "MTP with pipeline parallelism is not among the supported combinations"
-        fix = "use tensor parallelism over all GPUs, or remove speculative_config"
-        yield Violation("pipeline_parallel_size", message, fix)
 
 
 @RULES.error("P007")

@@ -1,15 +1,16 @@
-"""Published faults of the engines, which are data: entries of data/known_issues.yaml, all with the code B001."""
+"""Rules that are data: those of data/plain_rules.yaml, which only compare values, and the engines' published faults,
+entries of data/known_issues.yaml, all with the code B001."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from deepseek_triton_build.data.finding import Code, Severity
 from deepseek_triton_build.data.own_files import entry_of, load_yaml
-from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation, VllmDeployment
+from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation, VllmDeployment
 
 _LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "vllm": "vLLM"}
 
@@ -21,7 +22,7 @@ class KnownIssue:
     seen: Sequence[str]
     """The releases that the source names."""
     when: Mapping[str, Any]
-    """Setting, or path of a deployment's attribute -> its value; a list of values; `>=N`; `set`, for any but null."""
+    """Setting, or path of an attribute -> its value; a list of values; `>=N`; `<N`; `set`, for any but null."""
     fault: str
     do: str
     source: str
@@ -29,6 +30,30 @@ class KnownIssue:
     """The first release that can have it."""
     until: str = "999"
     """The first release for which it is not told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainRule:
+    """An entry of data/plain_rules.yaml."""
+
+    severity: Severity
+    when: Mapping[str, Any]
+    message: str
+    fix: str
+    key: str | None = None
+    target_only: bool = False
+
+
+def plain_rules(engine: str) -> Iterator[Rule]:
+    for code, row in load_yaml("plain_rules.yaml")[engine].items():
+        plain = entry_of(f"plain_rules.yaml: {code}", PlainRule, row)
+        find = partial(_plain_violations, plain)
+        yield Rule(code=code, severity=plain.severity, find_violations=find, target_only=plain.target_only)
+
+
+def _plain_violations(rule: PlainRule, d: Deployment | VllmDeployment) -> Iterator[Violation]:
+    if hold(d, rule.when):
+        yield Violation(rule.key, rule.message.format(d=d), rule.fix)
 
 
 @cache
@@ -97,4 +122,6 @@ def _fits(d: Deployment | VllmDeployment, path: str, wanted: Any) -> bool:
         value = d.get(path)
     if isinstance(wanted, str) and wanted.startswith(">="):
         return isinstance(value, int | float) and value >= float(wanted[2:])
+    if isinstance(wanted, str) and wanted.startswith("<"):
+        return isinstance(value, int | float) and value < float(wanted[1:])
     return value in wanted if isinstance(wanted, list) else bool(value == wanted)

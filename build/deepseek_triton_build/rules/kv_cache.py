@@ -114,14 +114,6 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "leave it out")
 
 
-@RULES.note("K009")
-def _two_limits(d: Deployment) -> Iterator[Violation]:
-    key = "kv_cache_config.max_tokens"
-    if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
-        message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache results"
-        yield Violation(key, message, "leave one of them out")
-
-
 def _share(d: Deployment) -> float | None:
     """Return the largest share that leaves _LEAST_FREE; None where there is none, or the memory is not known."""
     budget = d.budget()

@@ -111,13 +111,6 @@ def _wide_fp8(d: Deployment) -> Iterator[Violation]:
         yield Violation(BALANCER, message, "remove moe_config.load_balancer, or use fp4 weights")
 
 
-@RULES.error("M007")
-def _wide_ep(d: Deployment) -> Iterator[Violation]:
-    if d.get(_BACKEND) == "WIDEEP" and not d.layout.attention_dp:
-        message = "WIDEEP does not load without attention DP"
-        yield Violation("enable_attention_dp", message, "set enable_attention_dp: true")
-
-
 @RULES.error("M005")
 def _slots(d: Deployment) -> Iterator[Violation]:
     key = f"{BALANCER}.num_slots"
@@ -175,15 +168,6 @@ def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
     if d.get(key) and d.precision not in (None, "fp4", "mxfp4"):
         message = f"use_low_precision_moe_combine is described for NVFP4, not for {d.precision}"
         yield Violation(key, message, "leave it out, or compare answers and speed without it")
-
-
-@RULES.error("M010")
-def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
-    key = "moe_config.max_num_tokens"
-    tokens = d.get(key)
-    if tokens is not None and tokens < 1:
-        message = f"moe_config.max_num_tokens {tokens} leaves the experts no token"
-        yield Violation(key, message, "remove it, or use the tokens of one pass, for example 8192")
 
 
 @RULES.note("M011")

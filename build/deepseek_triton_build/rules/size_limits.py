@@ -63,14 +63,6 @@ def _full_batch(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, f"raise it to {least} or lower max_batch_size")
 
 
-@RULES.error("L005")
-def _stream_interval(d: Deployment) -> Iterator[Violation]:
-    interval = d.get("stream_interval")
-    if interval is not None and interval < 1:
-        message = f"stream_interval {interval}: expected a number of tokens from 1"
-        yield Violation("stream_interval", message, "use 1 (every token), or for example 10")
-
-
 @RULES.error("L006")
 def input_fits(d: AnyDeployment) -> Iterator[Violation]:
     if d.isl is not None and d.longest and d.isl >= d.longest:

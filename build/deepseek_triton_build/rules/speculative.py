@@ -118,20 +118,6 @@ def _default_sampling(d: Deployment) -> Iterator[Violation]:
             yield Violation(f"triton_config.default_sampling.{name}", message, fix)
 
 
-@RULES.warning("D010")
-def _sampler_choice(d: Deployment) -> Iterator[Violation]:
-    if _is_mtp(d) and d.get("sampler_type") == "TRTLLMSampler":
-        message = "sampler_type TRTLLMSampler is not used: MTP has a sampler of its own"
-        yield Violation("sampler_type", message, "remove sampler_type")
-
-
-@RULES.warning("D011")
-def _relaxed_sampling(d: Deployment) -> Iterator[Violation]:
-    if _is_mtp(d) and d.get(_RELAXED) and d.get(_ADVANCED):
-        message = "relaxed acceptance takes the likeliest tokens and ignores temperature and top_p"
-        yield Violation(_ADVANCED, message, f"remove {_RELAXED} to sample, else remove allow_advanced_sampling")
-
-
 def _sampler(d: Deployment, release: Release) -> str:
     read = {key: value for key, value in d.settings.items() if key.startswith(("speculative_config", "sampler_type"))}
     return sampler_of(release, spell(read, release.version))

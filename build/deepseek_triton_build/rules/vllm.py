@@ -6,18 +6,10 @@ from collections.abc import Iterator, Mapping
 from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, GIB, cut_attention_blocks
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.rules import size_limits
-from deepseek_triton_build.rules.environment import remote_code
 from deepseek_triton_build.rules.hardware import nothing_published
 from deepseek_triton_build.rules.rule import RuleTable, Violation, VllmDeployment
 
 RULES = RuleTable()
-
-
-@RULES.error("X001", target_only=True)
-def _ampere(d: VllmDeployment) -> Iterator[Violation]:
-    if d.gpu is not None and d.gpu.architecture == "ampere":
-        message = f"{d.gpu.title} is Ampere (SM{d.gpu.sm}), for which no DeepSeek deployment is published"
-        yield Violation(None, message, "use Hopper or Blackwell, for example h200")
 
 
 @RULES.error("X002", target_only=True)
@@ -27,12 +19,6 @@ def _nvfp4(d: VllmDeployment) -> Iterator[Violation]:
         message = f"{d.gpu.title} has no FP4 arithmetic: NVFP4 weights need Blackwell"
         others = "mxfp4" if d.attention == "csa" else "fp8 or w4a16"
         yield Violation(None, message, f"use the {others} weights, or a Blackwell GPU such as b200")
-
-
-@RULES.error("X003", target_only=True)
-def _w4a8(d: VllmDeployment) -> Iterator[Violation]:
-    if d.checkpoint is not None and d.checkpoint.precision == "w4a8":
-        yield Violation(None, "vLLM does not read W4AFP8 weights", "use the w4a16 weights, or --engine tensorrt_llm")
 
 
 @RULES.error("X004")
@@ -179,17 +165,6 @@ RULES.error("X014")(size_limits.context)
 RULES.error("X015")(size_limits.input_fits)
 
 
-@RULES.warning("X016")
-def _mtp_layer(d: VllmDeployment) -> Iterator[Violation]:
-    if d.has_mtp and d.checkpoint is not None and d.checkpoint.precision == "w4a16":
-        message = "most W4A16 checkpoints have no MTP layer"
-        yield Violation(
-            "speculative_config.num_speculative_tokens",
-            message,
-            "look for layer 61 in the checkpoint, or leave --mtp out",
-        )
-
-
 @RULES.note("X017")
 def _draft_tokens(d: VllmDeployment) -> Iterator[Violation]:
     layers = d.architecture.num_mtp_layers if d.architecture is not None and d.architecture.draft == "mtp" else None
@@ -250,9 +225,6 @@ def _default_temperature(d: VllmDeployment) -> Iterator[Violation]:
     if isinstance(given, int | float) and most is not None and given > most:
         message = f"default_sampling.temperature {given}: vLLM {d.vllm.version} takes at most {most:g}"
         yield Violation("triton_config.default_sampling.temperature", message, f"use {most:g} or less")
-
-
-RULES.note("X024")(remote_code)
 
 
 @RULES.note("X025")

@@ -35,14 +35,6 @@ def _draft(d: VllmDeployment) -> Iterator[Violation]:
         yield Violation("speculative_config.num_speculative_tokens", message, f"use {_DSPARK_BLOCK} or more")
 
 
-@RULES.error("X028")
-def _context_parallel(d: VllmDeployment) -> Iterator[Violation]:
-    key = "decode_context_parallel_size"
-    if d.attention == "csa" and (d.get(key) or 1) > 1:
-        message = f"{key} {d.get(key)}: V4's compressed indexer is not divided so"
-        yield Violation(key, message, f"leave {key} out, and use data parallelism for more KV cache")
-
-
 @RULES.error("X029")
 def _mega_moe(d: VllmDeployment) -> Iterator[Violation]:
     key = next((key for key in ("moe_backend", "kernel_config.moe_backend") if d.get(key) == _MEGA_MOE), None)
@@ -96,14 +88,6 @@ def _fp4_indexer(d: VllmDeployment) -> Iterator[Violation]:
         if is_asked and d.gpu is not None and d.gpu.architecture != "blackwell":
             message = f"an indexer's cache in FP4 needs SM100 or SM103, and {d.gpu.title} is SM{d.gpu.sm}"
             yield Violation(key, message, f"leave {name} out")
-
-
-@RULES.warning("X033")
-def _hybrid_manager(d: VllmDeployment) -> Iterator[Violation]:
-    key = "disable_hybrid_kv_cache_manager"
-    if d.attention == "csa" and d.get(key):
-        message = f"{key}: a layer's window takes as much KV cache as the whole context would"
-        yield Violation(key, message, f"leave {key} out")
 
 
 @RULES.error("X034")
