@@ -157,10 +157,16 @@ _LONG_TEXT = 1 << 16
 # Kinds of fields and inputs. Each is called with a name and a meaning, then with what the kind leaves open.
 _integer = partial(SamplingFieldSpec, dtype=Dtype.INT32, high=INT32_MAX)
 _number = partial(SamplingFieldSpec, dtype=Dtype.FP32)
+_share = partial(_number, low=0, high=1)
+_penalty = partial(_number, low=-2, high=2, neutral=0)
+_num_answers = partial(_integer, low=1, high=MAX_SEQUENCES, neutral=1)
+_num_logprobs = partial(_integer, low=0, high=MAX_LOGPROBS)
 _switch = partial(SamplingFieldSpec, dtype=Dtype.BOOL, neutral=False)
 _text = partial(SamplingFieldSpec, dtype=Dtype.STRING)
 _guide = partial(_text, guided=True, max_length=_LONG_TEXT)
 _flag = partial(TensorSpec, dtype=Dtype.BOOL, dims=(1,))
+_json = partial(TensorSpec, dtype=Dtype.STRING, dims=(1,))
+_text_output = partial(TensorSpec, dtype=Dtype.STRING, dims=(-1,))
 
 SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
     _integer(
@@ -171,19 +177,10 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
     ),
     _number("temperature", "Divides the logits; 0 means greedy decoding.", low=0, high=100),
     _integer("top_k", "Sample among the k likeliest tokens; 0 or -1 means all tokens.", low=0, neutral=0, off=-1),
-    _number(
-        "top_p",
-        "Sample among the likeliest tokens whose probabilities add up to p; 0 means the likeliest token only.",
-        low=0,
-        high=1,
+    _share(
+        "top_p", "Sample among the likeliest tokens whose probabilities add up to p; 0 means the likeliest token only."
     ),
-    _number(
-        "min_p",
-        "Leave out tokens whose probability is less than this share of the likeliest token's.",
-        low=0,
-        high=1,
-        neutral=0,
-    ),
+    _share("min_p", "Leave out tokens whose probability is less than this share of the likeliest token's.", neutral=0),
     SamplingFieldSpec(
         "seed",
         "Makes sampling repeatable; a negative seed s means 2^64 + s. Default: a new seed for each request. From "
@@ -200,20 +197,8 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         high=10,
         neutral=1,
     ),
-    _number(
-        "presence_penalty",
-        "Subtracted from the logit of each token that has already been generated.",
-        low=-2,
-        high=2,
-        neutral=0,
-    ),
-    _number(
-        "frequency_penalty",
-        "Subtracted from the logit of a token once for each time it has been generated.",
-        low=-2,
-        high=2,
-        neutral=0,
-    ),
+    _penalty("presence_penalty", "Subtracted from the logit of each token that has already been generated."),
+    _penalty("frequency_penalty", "Subtracted from the logit of a token once for each time it has been generated."),
     _integer(
         "min_tokens",
         "The end token and stop_token_ids are not sampled before this many tokens have been generated.",
@@ -237,20 +222,13 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         neutral=True,
     ),
     _switch("exclude_input_from_output", "False puts the prompt before the text. Default: true.", neutral=True),
-    _integer(
-        "n",
-        "Number of answers to each prompt. It needs sampling: greedy decoding gives the same answer every time.",
-        low=1,
-        high=MAX_SEQUENCES,
-        neutral=1,
+    _num_answers(
+        "n", "Number of answers to each prompt. It needs sampling: greedy decoding gives the same answer every time."
     ),
-    _integer(
+    _num_answers(
         "best_of",
         "Generate this many answers to each prompt and return the n with the highest cumulative_logprob. Not "
         "for streams: the best answers are known only at the end.",
-        low=1,
-        high=MAX_SEQUENCES,
-        neutral=1,
     ),
     _text("bad", "Strings that must not be generated.", many=True),
     _text(
@@ -266,19 +244,12 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         max_length=_LONG_TEXT,
         neutral={},
     ),
-    _integer(
+    _num_logprobs(
         "logprobs",
         "For each generated token, put into the output logprobs its log-probability and those of this many of "
         "the likeliest tokens at that position. 0 means the generated token only.",
-        low=0,
-        high=MAX_LOGPROBS,
     ),
-    _integer(
-        "prompt_logprobs",
-        "Like logprobs, but for the tokens of the prompt, in the output prompt_logprobs.",
-        low=0,
-        high=MAX_LOGPROBS,
-    ),
+    _num_logprobs("prompt_logprobs", "Like logprobs, but for the tokens of the prompt, in the output prompt_logprobs."),
     _integer(
         "truncate_prompt_tokens", "Keep only the last tokens of the prompt, this many; -1 keeps all.", low=1, off=-1
     ),
@@ -368,31 +339,21 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
         dtype=Dtype.STRING,
         dims=(-1,),
     ),
-    TensorSpec(
-        "chat_template_kwargs",
-        'A JSON object of further arguments for the chat template, such as {"thinking": true}.',
-        dtype=Dtype.STRING,
-        dims=(1,),
+    _json(
+        "chat_template_kwargs", 'A JSON object of further arguments for the chat template, such as {"thinking": true}.'
     ),
-    TensorSpec(
-        "context_phase_params",
-        "The output of the same name that the same request got with request_type context_only.",
-        dtype=Dtype.STRING,
-        dims=(1,),
+    _json(
+        "context_phase_params", "The output of the same name that the same request got with request_type context_only."
     ),
-    TensorSpec(
+    _json(
         "tools",
         'The tools that the model may call, beside messages: a JSON array of {"type": "function", "function": {"name", '
         '"description", "parameters"}}, as OpenAI\'s API has them.',
-        dtype=Dtype.STRING,
-        dims=(1,),
     ),
-    TensorSpec(
+    _json(
         "tool_choice",
         '"auto": the model decides (the default). "none": the tools are not shown to it. "required": it must call one. '
         '{"type": "function", "function": {"name": N}} as JSON: it must call this one.',
-        dtype=Dtype.STRING,
-        dims=(1,),
     ),
     _flag("streaming", "Send increments as they are made; otherwise there is one response at the end."),
     _flag("stream", "The same as streaming, under the name that Triton's vLLM backend uses."),
@@ -402,12 +363,7 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
         "generated. The answer is the error E_CANCELLED, whether or not there was such a request. With "
         'return_finish_reason it is a response with finish_reason "stop", or an error if nobody has the id.',
     ),
-    TensorSpec(
-        "sampling_parameters",
-        "One JSON object with any of the sampling fields, under their plain names.",
-        dtype=Dtype.STRING,
-        dims=(1,),
-    ),
+    _json("sampling_parameters", "One JSON object with any of the sampling fields, under their plain names."),
     _flag(
         "exclude_input_in_output",
         "False puts the prompt before the text. This is the vLLM backend's name for `exclude_input_from_output`.",
@@ -467,15 +423,13 @@ declares, though it sends others."""
 
 OUTPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("text_output", "The text; in a stream, the new text.", dtype=Dtype.STRING, dims=(-1,), optional=False),
-    _output(
+    _text_output(
         "finish_reason",
-        Dtype.STRING,
         'With the last chunk of a sequence: "stop", "length", "cancelled" or "timeout". "None" for a sequence that '
         "goes on.",
     ),
-    _output(
+    _text_output(
         "stop_reason",
-        Dtype.STRING,
         "Sent together with finish_reason: the stop string that ended the text, or the id of the stop token, in "
         "decimal.",
     ),
@@ -495,30 +449,23 @@ OUTPUTS: tuple[TensorSpec, ...] = (
         "tag with them; 0 where there was none.",
     ),
     _output("sequence_index", Dtype.INT32, "Numbers of the sequences in the response, where a request has several."),
-    _output(
-        "reasoning_output",
-        Dtype.STRING,
-        "The reasoning, if separate_reasoning is true; in a stream, only the new part.",
-    ),
+    _text_output("reasoning_output", "The reasoning, if separate_reasoning is true; in a stream, only the new part."),
     _output("output_ids", Dtype.INT32, "Ids of the generated tokens; in a stream, the new ones."),
     _output("cumulative_logprob", Dtype.FP32, "Sum of the log-probabilities of the tokens so far."),
-    _output(
+    _text_output(
         "logprobs",
-        Dtype.STRING,
         "JSON: for each token an object of token id -> {logprob, rank, decoded_token}, the generated token first.",
     ),
-    _output(
+    _text_output(
         "prompt_logprobs",
-        Dtype.STRING,
         "Like logprobs, but for the tokens of the prompt. It comes with the first chunk; the prompt's first "
         "token has null.",
     ),
-    _output(
+    _text_output(
         "context_phase_params",
-        Dtype.STRING,
         "The answer to request_type context_only: a JSON object for the generation server's input of the same name.",
     ),
-    _output("model_info", Dtype.STRING, 'The answer to the task "describe": a JSON object, see "Tasks".'),
+    _text_output("model_info", 'The answer to the task "describe": a JSON object, see "Tasks".'),
     *PERF_OUTPUTS,
 )
 
