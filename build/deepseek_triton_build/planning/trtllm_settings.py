@@ -124,21 +124,15 @@ def _parallelism(target: Target, sizes: Sizes, budget: Budget) -> Iterator[Setti
     tp, ep, pp = layout.tensor_parallel_size, layout.expert_parallel_size, layout.pipeline_parallel_size
     more = target.gpu.recommended_gpus.get(target.precision, 0)
     advice = f"; {more} GPUs are recommended for the best performance" if more > target.num_gpus else ""
-    yield Setting(
-        "tensor_parallel_size",
-        tp,
-        f"{target.num_gpus} GPUs hold one copy of the weights, each {share:{'.1f' if share >= 0.1 else '.3f'}} of its "
-        f"{budget.memory / GIB:.1f} GiB{advice}",
-    )
+    reason = f"{target.num_gpus} GPUs hold one copy of the weights, "
+    reason += f"each {share:{'.1f' if share >= 0.1 else '.3f'}} of its {budget.memory / GIB:.1f} GiB{advice}"
+    yield Setting("tensor_parallel_size", tp, reason)
     number = target.architecture.num_routed_experts
-    divided = f"{number} experts in {ep} groups, each expert divided among {tp // ep} GPUs"
-    yield Setting(
-        "moe_expert_parallel_size",
-        ep,
-        f"each GPU holds whole experts, {number} / {ep}"
-        if ep == tp
-        else f"{divided}; above 8 only wide EP's back end is published",
-    )
+    reason = f"each GPU holds whole experts, {number} / {ep}"
+    if ep != tp:
+        reason = f"{number} experts in {ep} groups, each expert divided among {tp // ep} GPUs; "
+        reason += "above 8 only wide EP's back end is published"
+    yield Setting("moe_expert_parallel_size", ep, reason)
     reason = "off: tensor parallelism runs over one node's NVLink"
     if target.gpu.nvlink_domain == 1:
         reason = "off; tensor parallelism runs over PCIe, and stages (--pp) would send less for more latency"
@@ -147,12 +141,9 @@ def _parallelism(target: Target, sizes: Sizes, budget: Budget) -> Iterator[Setti
     elif target.num_nodes > 1:
         reason = f"off: tensor parallelism spans the {target.num_nodes} nodes, as in the two-node runs of the guide"
     yield Setting("pipeline_parallel_size", pp, reason)
-    yield Setting(
-        "enable_attention_dp",
-        layout.attention_dp,
-        sizes.attention_dp_reason or _attention_dp_reason(target, sizes),
-        source="TensorRT-LLM 0.19 examples/deepseek_v3/README.md",
-    )
+    reason, source = sizes.attention_dp_reason, "TensorRT-LLM 0.19 examples/deepseek_v3/README.md"
+    reason = reason or _attention_dp_reason(target, sizes)
+    yield Setting("enable_attention_dp", layout.attention_dp, reason, source=source)
 
 
 def _attention_dp_reason(target: Target, sizes: Sizes) -> str:
@@ -176,27 +167,18 @@ def _attention_dp_reason(target: Target, sizes: Sizes) -> str:
 def _limits(target: Target, sizes: Sizes) -> Iterator[Setting]:
     per = " on each rank" if sizes.layout.attention_dp else ""
     further = "".join(f"; {why}" for why in (sizes.shrunk, target.request.why_measured("--concurrency")) if why)
-    yield Setting(
-        "max_batch_size",
-        sizes.max_batch_size,
-        f"requests that decode together{per}, {sizes.max_concurrency:,} in all{further}",
-    )
+    reason = f"requests that decode together{per}, {sizes.max_concurrency:,} in all{further}"
+    yield Setting("max_batch_size", sizes.max_batch_size, reason)
     less = f"; {OOM_NUM_TOKENS} if memory runs out" if sizes.max_num_tokens > OOM_NUM_TOKENS else ""
-    yield Setting(
-        "max_num_tokens",
-        sizes.max_num_tokens,
-        f"tokens of one iteration: {_num_tokens_reason(target, sizes)}{less}",
-        source=GUIDE,
-    )
+    reason = f"tokens of one iteration: {_num_tokens_reason(target, sizes)}{less}"
+    yield Setting("max_num_tokens", sizes.max_num_tokens, reason, source=GUIDE)
     asked = target.request.workload.isl or target.request.workload.osl
     short = ""  # max_seq_len may be short though nobody asked for these lengths
     if not asked and sizes.max_seq_len == seq_len_for(sizes.max_num_tokens):
         short = f": no prompt is longer than {sizes.max_num_tokens:,}, and answers have up to {LONGEST_ANSWER:,}"
-    yield Setting(
-        "max_seq_len",
-        sizes.max_seq_len,
-        f"prompt and answer together{short}; the model reads up to {target.architecture.max_position_embeddings:,}",
-    )
+    most = target.architecture.max_position_embeddings
+    reason = f"prompt and answer together{short}; the model reads up to {most:,}"
+    yield Setting("max_seq_len", sizes.max_seq_len, reason)
     yield Setting("enable_chunked_prefill", sizes.chunked_prefill, _chunked_reason(target, sizes))
 
 
@@ -238,12 +220,8 @@ def _cuda_graphs(sizes: Sizes, recipe: Mapping[str, Setting]) -> Iterator[Settin
 
 def _kv_cache(target: Target, sizes: Sizes, budget: Budget, recipe: Mapping[str, Setting]) -> Iterator[Setting]:
     yield Setting("kv_cache_config.dtype", sizes.kv_setting, _kv_reason(target, sizes, budget), source=GUIDE)
-    yield Setting(
-        "kv_cache_config.free_gpu_memory_fraction",
-        sizes.kv_fraction,
-        f"of the memory free after loading: {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens a GPU",
-        source=DEPLOYMENT,
-    )
+    reason = f"of the memory free after loading: {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens a GPU"
+    yield Setting("kv_cache_config.free_gpu_memory_fraction", sizes.kv_fraction, reason, source=DEPLOYMENT)
     if target.architecture.csa:  # its recipes say the rest
         return
     size, reuse = "kv_cache_config.tokens_per_block", "kv_cache_config.enable_block_reuse"
@@ -285,18 +263,11 @@ def _kv_reason(target: Target, sizes: Sizes, budget: Budget) -> str:
 def _experts(target: Target, sizes: Sizes) -> Iterator[Setting]:
     _, row = choose_moe_backend(target, sizes.layout)
     if sizes.moe_max_num_tokens is not None:
-        yield Setting(
-            "moe_config.max_num_tokens",
-            sizes.moe_max_num_tokens,
-            f"the experts process the tokens of all {sizes.layout.attention_dp_size} ranks in parts of this "
-            "size, because all activations at once would leave too little for the KV cache",
-        )
-    yield Setting(
-        "moe_config.backend",
-        sizes.moe_backend,
-        f"by the support matrix for {target.precision} on {target.gpu.name}{_gemm_kernel(target, sizes)}",
-        source=row.source,
-    )
+        reason = f"the experts process the tokens of all {sizes.layout.attention_dp_size} ranks in parts of this size, "
+        reason += "because all activations at once would leave too little for the KV cache"
+        yield Setting("moe_config.max_num_tokens", sizes.moe_max_num_tokens, reason)
+    reason = f"by the support matrix for {target.precision} on {target.gpu.name}{_gemm_kernel(target, sizes)}"
+    yield Setting("moe_config.backend", sizes.moe_backend, reason, source=row.source)
 
 
 def _gemm_kernel(target: Target, sizes: Sizes) -> str:
@@ -339,12 +310,9 @@ def _kv_transfer(target: Target, sizes: Sizes, recipe: Mapping[str, Setting]) ->
         return
     limits = {"enable_chunked_prefill": sizes.chunked_prefill, "max_num_tokens": sizes.max_num_tokens}
     longest = longest_prompt(Deployment(settings=limits, isl=target.request.workload.isl)) or 0
-    yield Setting(
-        BUFFER,
-        max(recipe[BUFFER].value, buffer_tokens(longest)),
-        "at least the longest prompt, in whole KV blocks",
-        source="TensorRT-LLM 1.2.0 documentation, features/disagg-serving",
-    )
+    source = "TensorRT-LLM 1.2.0 documentation, features/disagg-serving"
+    size = max(recipe[BUFFER].value, buffer_tokens(longest))
+    yield Setting(BUFFER, size, "at least the longest prompt, in whole KV blocks", source=source)
 
 
 # Environment variables

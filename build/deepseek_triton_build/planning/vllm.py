@@ -102,13 +102,9 @@ class VllmEngine:
             experts = f"VLLM_USE_FLASHINFER_MOE_{target.precision.upper()}"
             known |= {"VLLM_ATTENTION_BACKEND": "CUTLASS_MLA", experts: "1"}
         gone = target.vllm.replaced_environment
-        rows = [
-            EnvironmentVariable(
-                name, value, f"vLLM {target.vllm.version} has the argument {gone[name].by}", source=_LOST
-            )
-            for name, value in known.items()
-            if name in gone
-        ]
+        has = f"vLLM {target.vllm.version} has the argument"
+        lost = [name for name in known if name in gone]
+        rows = [EnvironmentVariable(name, known[name], f"{has} {gone[name].by}", source=_LOST) for name in lost]
         if target.gpu.architecture == "hopper" and target.precision == "fp8":
             reason = "on by itself where DeepGEMM is installed; 0 turns it off"
             rows.append(EnvironmentVariable("VLLM_USE_DEEP_GEMM", "1", reason, source=f"{_LOST}; vLLM vllm/envs.py"))
