@@ -13,7 +13,7 @@ import pytest
 from deepseek_triton_tools.gateway import fleet as fleet_module
 from deepseek_triton_tools.gateway import fleet_member, model_front
 from deepseek_triton_tools.gateway.fleet import Fleet, rendezvous_score
-from deepseek_triton_tools.gateway.settings import ServerAddress, SharedTable, SourceError, parse_source
+from deepseek_triton_tools.gateway.settings import ServerAddress, SourceError, parse_source
 from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
 
 URLS = A, B, C = [f"http://server-{number}:8000" for number in range(3)]
@@ -353,15 +353,15 @@ async def test_a_server_with_another_model_does_not_take_over_in_a_bad_moment(se
 
 async def test_workers_have_the_model_of_the_one_that_was_first(servers, tmp_path):
     servers[A].ready, servers[B].told = False, {"name": "deepseek-v3"}
-    async with fleet_of(servers, [A, B], last_up=SharedTable(tmp_path, "m")) as fleet:
+    async with fleet_of(servers, [A, B], shared_folder=tmp_path) as fleet:
         await until_state(fleet, B, "up")
-        (tmp_path / "m").write_text("{")  # by one that was killed
-        await until(lambda: (tmp_path / "m").stat().st_size > 1)
+        (tmp_path / "model-0").write_text("{")  # by one that was killed
+        await until(lambda: (tmp_path / "model-0").stat().st_size > 1)
     servers[A].ready = True
-    async with fleet_of(servers, [A, B], last_up=SharedTable(tmp_path, "m")) as fleet:
+    async with fleet_of(servers, [A, B], shared_folder=tmp_path) as fleet:
         await until(lambda: states(fleet) == {A: "left out", B: "up"})
         # The others have gone on with A, while this worker did not run.
-        (tmp_path / "m").write_text(json.dumps({A: [time.monotonic(), fleet.members[A].identity]}))
+        (tmp_path / "model-0").write_text(json.dumps({A: [time.monotonic(), fleet.members[A].identity]}))
         await until(lambda: states(fleet) == {A: "up", B: "left out"})
 
 
@@ -515,7 +515,6 @@ async def test_a_list_that_is_wrong_from_the_start_is_told_once(servers, caplog)
     async with fleet_of(servers, [source]) as fleet:
         await until(lambda: source.num_reads > 3)
         assert (caplog.text.count("no list"), fleet.no_servers) == (1, "no list")
-        assert "no list" in str(await error_of(answer(fleet)))
         source.urls = [A]
         await until(lambda: not fleet.no_servers)
 

@@ -79,7 +79,7 @@ def test_a_server_that_dies_loses_nothing_that_had_not_begun(tritons):
 
 
 @pytest.mark.slow
-def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(tritons):
+def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(tritons, caplog):
     for triton in tritons:
         triton.info = {**INFO, "fields": {"request_type": ""}}
     with gateway_before(*tritons[2:], contexts=tuple(tritons[:2])) as address:
@@ -87,6 +87,8 @@ def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(tr
             context.die()
         for number in range(4):
             assert ask(address, f"question {number}").json()["choices"][0]["text"] == "Hello"
+        wait_for(lambda: "no context server is up" in caplog.text)
+    assert caplog.text.count("generation server") == 1
     requests = [request for triton in tritons[2:] for request in triton.asked]
     assert all("request_type" not in request for request in requests if not request["id"].startswith("canary-"))
 

@@ -153,7 +153,7 @@ def test_it_is_told_when_the_access_log_is_written_again(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_gateway_without_servers_is_not_ready(gateway):
+def test_a_gateway_without_servers_is_not_ready(gateway, caplog):
     with gateway(urls=("http://127.0.0.1:9",)) as client:
         asked = ("/ready", "/v2/health/ready", "/health", "/v2/health/live")
         assert [client.get(path).status_code for path in asked] == [503, 503, 200, 200]
@@ -164,6 +164,7 @@ def test_a_gateway_without_servers_is_not_ready(gateway):
     with gateway(urls=("file:/no/list",)) as client:
         assert "/no/list" in client.get("/fleet").json()["models"][0]["reason"]
         assert "/no/list" not in error_of(chat(client), 503)["message"]
+    assert "request req-" not in caplog.text  # what lasts is told once
     with gateway() as client:
         assert client.get("/ready").status_code == 200
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
@@ -171,7 +172,9 @@ def test_a_gateway_without_servers_is_not_ready(gateway):
     assert re.search(r'deepseek_triton_gateway_server_up\{server="http://127.0.0.1:\d+"\} 1.0', metrics)
 
 
-async def test_workers_share_lists_and_one_history_in_which_a_server_of_two_models_counts_once(triton, tmp_path):
+async def test_workers_share_what_they_know_and_one_history_in_which_a_server_of_two_models_counts_once(
+    triton, tmp_path
+):
     models = tuple(ModelSettings((f"file:{tmp_path}/servers",), name) for name in ("a", "b"))
     settings = GatewaySettings(models, metrics_port=None, shared_folder=tmp_path)
     workers = []
@@ -191,6 +194,14 @@ async def test_workers_share_lists_and_one_history_in_which_a_server_of_two_mode
             seen = [replace(server, own=Load(own), others=Load(others)) for server in model.fleet.servers()]
             model.fleet.servers = lambda seen=seen: seen
         assert workers[0].now()["inflight"] == inflight
+    (tmp_path / "servers").write_text("http://127.0.0.1:9")
+    with workers[0].models[1].fleet.members[triton.url].working(Load(3, 30)):
+        workers[0].models[1].fleet.look()
+        workers[1].models[1].fleet.look()
+        assert workers[1].models[1].fleet.servers()[0].own == Load(3, 30)
+    workers.append(GatewayState(settings))  # new, and none of its servers is up
+    await workers[-1].start()
+    assert "tiny" in workers[-1].models[1].fleet.model_info
     for worker in workers:
         await worker.close()
 

@@ -8,9 +8,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
+from functools import reduce
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from deepseek_triton_client._core.client_settings import Endpoint
 from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer
@@ -48,6 +51,7 @@ _LAST_RELEASES_S = 5.0
 """For KV caches that nobody wants to be fetched, when the gateway is stopped."""
 _OVERLOADED_S = 1.0
 """Told to clients as Retry-After where no server named a time."""
+_WORKER_GONE_S = 10.0  # one that was killed no longer tells of its work
 _FORGOTTEN_S = 3600.0  # pods get new addresses all the time, and the table has to end
 _log = logging.getLogger(__name__)
 
@@ -58,8 +62,8 @@ class Fleet:
     sources: where the list of servers comes from. context_sources: the same for context servers, which compute prompts
     of more than local_prefill_tokens for the others; without any, the others do all of each request. connect: makes a
     connection from a URL; connect_metrics: the same for metrics. metrics_port: of servers whose address names none,
-    as in the settings. rng: draws servers for requests without affinity. last_up: when each was up last, and with
-    which model, as all workers of the gateway know. lists: the list of each source, as they know it.
+    as in the settings. rng: draws servers for requests without affinity. shared_folder: where the gateway's
+    workers keep what all must know, of this fleet under its number.
     """
 
     def __init__(
@@ -73,8 +77,8 @@ class Fleet:
         rng: random.Random | None = None,
         context_sources: Sequence[ServerSource] = (),
         local_prefill_tokens: int = 0,
-        last_up: SharedTable | None = None,
-        lists: SharedTable | None = None,
+        shared_folder: Path | None = None,
+        number: int = 0,
     ) -> None:
         self._sources = [*sources, *context_sources]
         self._roles: list[Role] = ["context" if source in context_sources else "generation" for source in self._sources]
@@ -85,14 +89,15 @@ class Fleet:
         self._connect_metrics = connect_metrics or connect
         self._metrics_port = metrics_port
         self._rng = rng or random.Random()
-        self._shared_lists = lists or SharedTable()
+        self._shared_lists = SharedTable(shared_folder, "lists")
         with self._shared_lists.changing() as known:  # a source that can't be read now keeps what other workers have
             self._lists = [[ServerAddress(**each) for each in known.get(source.name, ())] for source in self._sources]
         self._problems = [""] * len(self._sources)
         self.members: dict[str, FleetMember] = {}
         self._leaving: list[FleetMember] = []
-        self._last_up = last_up or SharedTable()
-        self._model_info = ""
+        # When each was up last, and with which model; what each worker has at each server.
+        self._last_up, self._work = (SharedTable(shared_folder, f"{name}-{number}") for name in ("model", "work"))
+        self._worker, self._is_alone, self._model_info = uuid4().hex, False, ""
         self._voters: list[FleetMember] = []
         self._vote: asyncio.Task[None]
         self._watches: dict[FleetMember, asyncio.Task[None]] = {}
@@ -135,6 +140,21 @@ class Fleet:
             least = min(up, key=lambda member: (member.max_seq_len, member.model_info != self._model_info))
             self._model_info = least.model_info
         return self._model_info
+
+    def look(self) -> None:
+        """Once a second: tell the other workers the model and this one's work at each server, and learn it of them."""
+        if (is_alone := self._is_disaggregated and not self.up("context")) != self._is_alone:
+            self._is_alone = is_alone
+            _log.warning("generation servers do %s", "all: no context server is up" if is_alone else "their part again")
+        members = {member.url: member for member in [*self._leaving, *self.members.values()]}
+        since = time.monotonic() - _WORKER_GONE_S
+        with self._work.changing() as table:
+            self._model_info = table["model_info"] = self.model_info or table.get("model_info", "")
+            work = table["work"] = {name: each for name, each in table.get("work", {}).items() if each[0] > since}
+            work[self._worker] = time.monotonic(), {url: member.own for url, member in members.items()}
+        for url, member in members.items():
+            loads = [Load(*own.get(url, ())) for _, own in work.values()]
+            member.elsewhere = reduce(Load.plus, loads).minus(member.own)
 
     def up(self, role: Role) -> list[FleetMember]:
         return [member for member in self.members.values() if member.state == "up" and member.role == role]
@@ -221,7 +241,6 @@ class Fleet:
         text = told = f"no {kind} of this model can take the request now: {num_up} of {len(members)} are up"
         if {member.state for member in members} <= {"new", "down"}:  # Triton opens its ports when the models are loaded
             text = told = f"{told}; one that loads its model can't be reached until it has"
-        text += f"; {self.no_servers}" if self.no_servers else ""
         if is_deadly:
             text += f"; {MOST_DEATHS} have died with it, so no more are asked"
         if errors:
@@ -297,6 +316,8 @@ class Fleet:
     async def _leave(self, member: FleetMember) -> None:
         _log.info("%s is no longer in the list of servers; it finishes its requests", member.url)
         await member.idle.wait()
+        while member.elsewhere.sequences:  # people want to see when the last worker has finished
+            await asyncio.sleep(0.1)
         self._watches.pop(member).cancel()
         self._leaving.remove(member)
         await member.close()
@@ -418,8 +439,8 @@ def _share(load: Load, total: Load) -> float:
     return (of_sequences + load.tokens / total.tokens) / 2 if total.tokens else of_sequences
 
 
-def open_fleet(model: ModelSettings, settings: GatewaySettings, last_up: SharedTable) -> Fleet:
-    """The fleet of a model as the settings have it. Raises SourceError, or OSError for `upstream_ca`."""
+def open_fleet(model: ModelSettings, settings: GatewaySettings, number: int) -> Fleet:
+    """The fleet of the model with this number in the settings. Raises SourceError, or OSError for `upstream_ca`."""
     tls = ssl.create_default_context(cafile=settings.upstream_ca)
     headers = dict(settings.upstream_headers)
 
@@ -440,6 +461,6 @@ def open_fleet(model: ModelSettings, settings: GatewaySettings, last_up: SharedT
         # Without the secrets: metrics are plain HTTP, and Triton restricts nothing there.
         connect_metrics=lambda url: TritonServer(url, model.triton_model),
         metrics_port=settings.metrics_port,
-        last_up=last_up,
-        lists=SharedTable(settings.shared_folder, "lists"),
+        shared_folder=settings.shared_folder,
+        number=number,
     )

@@ -62,8 +62,8 @@ _log = logging.getLogger(__name__)
 class FleetServer:
     """A server as it is now, for people and programs that watch the fleet.
 
-    own: the work that this gateway has given it. others: the further work that its metrics show. no_metrics: why they
-    can't be read. leaving: it is no longer in the list, and only finishes what it has.
+    own: the work that this gateway has given it, by all workers. others: the further work that its metrics show.
+    no_metrics: why they can't be read. leaving: it is no longer in the list, and only finishes what it has.
     """
 
     url: str
@@ -113,8 +113,7 @@ class FleetMember:
             re.MULTILINE,
         )
         self._accept = accept
-        self._own = Load()
-        self._others = Load()
+        self.own = self.elsewhere = self._others = Load()  # of this worker, of the gateway's others, beside own
         self._failures = 0
         self._check_answered = False
         """Whether anything of the check under way has had an answer."""
@@ -147,7 +146,7 @@ class FleetMember:
 
     @property
     def load(self) -> Load:
-        return self._own.plus(self._others)
+        return self.own.plus(self._others)
 
     @property
     def avoided(self) -> bool:
@@ -163,19 +162,20 @@ class FleetMember:
         return time.monotonic() if self.state == "up" else self._went_down_at
 
     def snapshot(self) -> FleetServer:
-        work = (self._own, self._others, self._failures, self.avoided, self.leaving)
+        own, others = self.own.plus(self.elsewhere), self._others.minus(self.elsewhere)
+        work = (own, others, self._failures, self.avoided, self.leaving)
         return FleetServer(self.url, self.state, self.reason, *work, self.role, self._no_metrics)
 
     @contextmanager
     def working(self, cost: Load) -> Iterator[TritonServer]:
         """A request is on this server."""
-        self._own = self._own.plus(cost)
+        self.own = self.own.plus(cost)
         self.idle.clear()
         try:
             yield self.server
         finally:
-            self._own = self._own.minus(cost)
-            if not self._own.sequences:
+            self.own = self.own.minus(cost)
+            if not self.own.sequences:
                 self.idle.set()
 
     def answered(self) -> None:
@@ -307,7 +307,7 @@ class FleetMember:
             self._take_metrics_problem(_NAMED)
         if metrics is None or time.monotonic() < self.metrics_at:
             return ""
-        own = self._own
+        own = self.own
         problem = "they have nothing of this model"
         try:
             if self.metrics_also_of:

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 def log_failure(record: HandledRequest, error: UpstreamError) -> None:
     """Log what clients are not told, because it may have the addresses of servers."""
-    if error.code in ("", "E_UNAVAILABLE"):
+    if error.code in ("", "E_UNAVAILABLE") and str(error) != error.told:
         _log.warning("request %s: %r", record.request_id, str(error))
 
 
@@ -236,8 +236,7 @@ class GatewayState:
         self.guard = Guard(settings.keys_file, settings) if settings.keys_file is not None else None
         self.observers = Observers(settings)
         self.models: Sequence[ModelFront] = [
-            ModelFront(model, open_fleet(model, settings, SharedTable(settings.shared_folder, f"model-{number}")))
-            for number, model in enumerate(settings.models)
+            ModelFront(model, open_fleet(model, settings, number)) for number, model in enumerate(settings.models)
         ]
         self._running: set[asyncio.Task[object]] = set()
         self._history = SharedTable(settings.shared_folder, "history")
@@ -255,6 +254,8 @@ class GatewayState:
     def _look(self, number: int) -> None:
         self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self._look, number + 1)
         self.observers.metrics.count_running()
+        for model in self.models:
+            model.fleet.look()
         compare_metrics(member for model in self.models for member in model.fleet.members.values())
         if self.guard is not None:
             self.guard.look()

@@ -112,11 +112,9 @@ class _SharedRequest:
                     elif any(part.text or part.reasoning for part in parts):
                         yield [structs.replace(part, **_WITHOUT_END) for part in parts]
         except UpstreamError as error:
-            if self.handover:
-                return  # its last response has come, so whatever went wrong after it means nothing
-            if self._num_text or self._num_reasoning or not error.unprocessed or error.code == "E_OVERLOADED":
-                raise
-            _log.warning("no context server takes a request, so a generation server does all of it: %s", error)
+            may_pass = error.unprocessed and error.code != "E_OVERLOADED"  # a generation server does all of it
+            if not self.handover and (self._num_text or self._num_reasoning or not may_pass):
+                raise  # with a handover the last response has come, so whatever went wrong after it means nothing
 
     async def generation(self) -> AsyncGenerator[list[Part], None]:
         """The answer from where the client's text ends.
