@@ -20,6 +20,7 @@ from deepseek_triton_client._core.exceptions import (
     DeepseekTritonError,
     InvalidRequest,
     ModelNotFound,
+    ModelNotReady,
     Overloaded,
     ProtocolError,
     ServerError,
@@ -268,9 +269,10 @@ def test_ready(http_server, driver, transport):
         http_server.script(*(http_server.body(status, b"") for status in (400, 503, 200)))
         assert [driver.run(getattr(transport, method)(10)) for _ in range(3)] == [False, False, True]
         assert http_server.requests[-1][:2] == ("GET", path)
-    for status, kind in ((401, AccessDenied), (302, ProtocolError)):  # waiting will not mend these
-        http_server.script(http_server.body(status, b""))
-        with pytest.raises(kind):
+    # Waiting will not mend the first two, and the last is a gateway.
+    for status, kind, why in ((401, AccessDenied, ""), (302, ProtocolError, ""), (503, ModelNotReady, "none is up")):
+        http_server.script(http_server.body(status, b'{"error":{"message":"%b"}}' % why.encode()))
+        with pytest.raises(kind, match=why or None):
             driver.run(transport.server_ready(10))
 
 

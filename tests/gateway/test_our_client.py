@@ -36,7 +36,8 @@ def test_the_client_asks_a_gateway():
             for url, *states in (address, "ready", "ready", "missing"), (empty, "loading", "loading", "loading"):
                 for name, state in zip(("tensorrt_llm", "tiny", "other"), states, strict=True):
                     with Client(f"{url}/v1", model_name=name) as other:
-                        assert other.readiness()[0].state == state
+                        told = other.readiness()[0]
+                    assert (told.state, bool(told.detail)) == (state, state != "ready")
         for name, value in {"logprobs": 2, "separate_reasoning": False, "guided_json": "{"}.items():
             with pytest.raises(InvalidRequest, match=rf"(^|for ){name}:"):
                 client.chat("Hi", **{name: value})

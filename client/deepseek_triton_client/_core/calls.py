@@ -196,14 +196,14 @@ class Calls:
         connect_s = self._settings.timeouts.connect
         deadlines = Deadlines(first_token=None, end=end, between_tokens_s=None)
         try:
-            if not await server.transport.server_ready(_limit_s(connect_s, deadlines)):
-                return Readiness(server.url, "starting", waited_s)
             is_ready, detail = True, ""
             try:  # Triton's metrics port answers yes to everything, but has no metadata
+                if not await server.transport.server_ready(_limit_s(connect_s, deadlines)):
+                    return Readiness(server.url, "starting", waited_s)
                 is_ready = await server.transport.model_ready(_limit_s(connect_s, deadlines))
                 await server.transport.metadata(_limit_s(connect_s, deadlines))
-            except ModelNotReady:  # it loads, or was unloaded a moment ago
-                is_ready = False
+            except ModelNotReady as exc:  # it loads, as model_ready has said, or the error says more
+                is_ready, detail = False, exc.message if is_ready else ""
             except ModelNotFound as exc:
                 detail = exc.message
                 if detail.endswith("is not found"):  # Triton's words for what it neither has nor loads; no proxy's

@@ -21,6 +21,7 @@ from deepseek_triton_client._core.exceptions import (
     AccessDenied,
     Cancelled,
     InvalidRequest,
+    ModelNotReady,
     ProtocolError,
     ServerUnavailable,
 )
@@ -161,6 +162,8 @@ class HttpTransport:
             raise error
         if error is not None and not is_tritons(status, body):  # a proxy, with nobody behind it
             raise error
+        if error is not None and path == self._health_path and b'"error"' in body:  # a gateway says why
+            raise ModelNotReady(error.message)
         return error is None
 
     async def _get(self, path: str, timeout_s: float | None, method: str = "GET") -> Answer:

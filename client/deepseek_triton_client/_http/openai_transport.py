@@ -94,7 +94,9 @@ class OpenAITransport(HttpTransport):
         if status not in (200, 503) and self._name not in self._rows:
             missing = ModelNotFound(f"model {self._name!r} is not found")
             raise missing if status == 404 else status_error(status, headers, body)
-        return status != 503
+        if status == 503:
+            raise ModelNotReady(status_error(status, headers, body).message)
+        return True
 
     async def index(self, timeout_s: float | None) -> list[dict[str, str]]:
         return [{"name": name} for name in self._rows]

@@ -189,7 +189,7 @@ def _health(client: Client, question: str) -> Verdict:
     if readiness.state == "missing":
         return Verdict(NO, readiness.detail)
     what = "Triton is not ready" if readiness.state == "starting" else "the model is not ready"
-    return Verdict(NO, f"not ready: {what}; it loads, stops, or its engine has failed")
+    return Verdict(NO, f"not ready: {readiness.detail or f'{what}; it loads, stops, or its engine has failed'}")
 
 
 def _generates(client: Client, deadline_s: float, metrics_url: str) -> Verdict:
