@@ -223,7 +223,7 @@ def test_a_missing_folder_is_an_error_only_in_a_strict_check(tmp_path):
             report = moved(tmp_path / f"{number} {strict}", model, strict=strict)
             assert only(report, code).line == 1
             assert report.has_errors == strict
-    for name, fix in (("/models/gone", "--model"), ("../gone", "an absolute path")):
+    for name, fix in (("/models/gone", "--model FOLDER"), ("../gone", "an absolute path")):
         assert only(moved(tmp_path / f"fix {fix}", name), "W001").fix.endswith(fix)
     assert only(moved(tmp_path / "hub", "deepseek-ai/DeepSeek-R1"), "W003").severity == "note"
 

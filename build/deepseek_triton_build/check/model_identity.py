@@ -40,6 +40,7 @@ from deepseek_triton_build.data.vllm import (
 )
 from deepseek_triton_build.text import is_path, safe_name, short_repr
 
+_WITH_FILES = "deepseek-triton check DIR --model FOLDER"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -103,10 +104,10 @@ def find_release(
             return load_release(version), known_from, findings
         if version is not None:
             message = f"{known_from} names TensorRT-LLM {short_repr(version)}, which is not recorded here"
-            fix = f"check against one of {', '.join(READABLE_RELEASES)} with --trtllm"
+            fix = f"deepseek-triton check DIR --trtllm RELEASE, of {', '.join(READABLE_RELEASES)}"
             findings.append(codes.BAD_RECORD.finding(message, fix, file=known_from))
     message = f"no file names the TensorRT-LLM release, so {DEFAULT_RELEASE} is assumed"
-    findings.append(codes.RELEASE_ASSUMED.finding(message, "name the release with --trtllm", file=file))
+    findings.append(codes.RELEASE_ASSUMED.finding(message, "deepseek-triton check DIR --trtllm NAME", file=file))
     return load_release(DEFAULT_RELEASE), "default", findings
 
 
@@ -119,7 +120,7 @@ def find_vllm(
     version, known_from = (recorded, record_file) if recorded is not None else (stamp.text("vllm"), stamp.file)
     if version is None:
         message = f"no file names the version of vLLM, so {DEFAULT_VLLM} is assumed"
-        finding = codes.RELEASE_ASSUMED.finding(message, "name it with --vllm", file=file)
+        finding = codes.RELEASE_ASSUMED.finding(message, "deepseek-triton check DIR --vllm NAME", file=file)
         return load_vllm(DEFAULT_VLLM), "default", [finding]
     if version in VLLM_VERSIONS:
         return load_vllm(version), known_from, []
@@ -127,7 +128,7 @@ def find_vllm(
     tags = [tag for tag, known in vllm_containers().items() if known == version]
     origin = f", which Triton's container {tags[0]} has and" if tags else ", which"
     message = f"{known_from} names vLLM {short_repr(version)}{origin} is not recorded here"
-    fix = f"check against one of {', '.join(VLLM_VERSIONS)} with --vllm; {nearest} is the nearest"
+    fix = f"deepseek-triton check DIR --vllm VERSION, of {', '.join(VLLM_VERSIONS)}; {nearest} is the nearest"
     finding = codes.BAD_RECORD.finding(message, fix, file=known_from)
     return load_vllm(nearest), f"the nearest to {safe_name(version)}", [finding]
 
@@ -217,13 +218,13 @@ def absent_checkpoint(document: Document, key: str, version_dir: Path, options: 
     is_inside = not os.path.isabs(name) and (engine == "reference" or is_path(name))
     if not is_inside and _HUB_NAME.fullmatch(name):
         message = f"{name} is a Hugging Face name and not a folder on this machine, so its files are not checked"
-        fix = "nothing; to have its files checked, name the folder it was downloaded to with --model"
+        fix = f"nothing; to have the files of its download checked: {_WITH_FILES}"
         return document.finding(codes.MODEL_ON_HUB, key, message, fix)
     if options.strict or (is_inside and engine == "reference"):
         message = f"expected a checkpoint at {short_repr(name)}, found no folder"
-        return document.finding(codes.MODEL_GONE, key, message, "correct the path, or name the folder with --model")
+        return document.finding(codes.MODEL_GONE, key, message, f"correct the path, or name it: {_WITH_FILES}")
     message = f"{short_repr(name)} is not on this machine; the container may have it"
-    fix = "to have its files checked, name its folder on this machine with --model"
+    fix = f"to have its files on this machine checked: {_WITH_FILES}"
     if is_inside:
         message, fix = f"{short_repr(name)} leads to no folder from model.yaml's", "give an absolute path"
     return document.finding(codes.MODEL_NOT_HERE, key, message, fix)

@@ -44,7 +44,7 @@ def _release(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, f"use TensorRT-LLM {d.gpu.min_release} or newer")
     elif d.attention == "dsa" and d.supports(f"deepseek_v32_{d.gpu_architecture}") is False:
         message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs, on SM120"
-        yield Violation(None, message, "use another GPU, or --engine vllm")
+        yield Violation(None, message, "use another GPU, or build with --engine vllm")
     elif d.attention == "dsa" and d.supports("deepseek_v32") is False:
         message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs"
         yield Violation(None, message, "use TensorRT-LLM 1.2.0 or newer")
@@ -55,7 +55,7 @@ def _v4_pro(d: Deployment) -> Iterator[Violation]:
     experts = d.architecture.num_routed_experts if d.architecture is not None else 0
     if d.attention == "csa" and d.gpu_architecture == "hopper" and experts > _MOST_EXPERTS_ON_HOPPER:
         message = f"TensorRT-LLM has no kernel on Hopper for the {experts} experts of V4-Pro"
-        yield Violation(None, message, "use Blackwell, V4-Flash, or --engine vllm")
+        yield Violation(None, message, "use Blackwell or V4-Flash, or build with --engine vllm")
 
 
 @RULES.note("H008")

@@ -34,7 +34,7 @@ def _attention_shares(d: VllmDeployment) -> Iterator[Violation]:
         message = f"{ranks} ranks would cut FP8 blocks of attention ({cut})"
     else:
         return
-    yield Violation("tensor_parallel_size", message, "use --parallel dp, or fewer GPUs")
+    yield Violation("tensor_parallel_size", message, "build with --parallel dp, or use fewer GPUs")
 
 
 @RULES.error("X005")
@@ -50,7 +50,7 @@ def _dense_shares(d: VllmDeployment) -> Iterator[Violation]:
     for what, width in widths.items():
         if width % (FP8_BLOCK * ranks):
             message = f"{ranks} ranks would cut blocks of {FP8_BLOCK} values of the {what} ({width:,} wide)"
-            yield Violation("tensor_parallel_size", message, "use --parallel dp, or fewer GPUs")
+            yield Violation("tensor_parallel_size", message, "build with --parallel dp, or use fewer GPUs")
             return
 
 
@@ -62,7 +62,7 @@ def _data_parallel_nodes(d: VllmDeployment) -> Iterator[Violation]:
     if d.gpu is not None and ranks > 1 and own * each > d.gpu.gpus_per_node:
         what = f"{own} ranks of data parallelism" + (f" with {each} GPUs each" if each > 1 else "")
         message = f"{what} are more than a node's {d.gpu.gpus_per_node} GPUs"
-        yield Violation("data_parallel_size", message, "use --parallel tp, or an instance on each node")
+        yield Violation("data_parallel_size", message, "build with --parallel tp, or use an instance on each node")
 
 
 # Attention backend of MLA -> the GPUs that it runs on (none: all), the KV block sizes (their multiples, for 16), and
