@@ -170,6 +170,19 @@ def test_a_token_that_is_refused_fails_the_whole_too(run, model_server, folder):
     assert (code, texts(), "--resume goes on" in err) == (1, ["A"], True)
 
 
+def test_a_server_that_comes_back_is_waited_for(run, model_server, monkeypatch):
+    monkeypatch.setattr(Retries, "delay_s", lambda *_: 0)
+    lost = [ServerError("it loads", code="E_UNAVAILABLE")] * 4
+
+    def answer(body):
+        if body["text_input"] == "b" and lost:
+            raise lost.pop()
+        yield from echo(body)
+
+    model_server.answer = answer
+    assert (run(['"a"', '"b"', '"c"'], "--concurrency", "1")[0], texts(), lost) == (0, ["A", "B", "C"], [])
+
+
 @pytest.mark.parametrize("option", ["--overwrite", "--resume"])
 def test_earlier_answers_stay_until_new_ones_are_written(run, model_server, folder, option):
     model_server.answer = failing("b")

@@ -34,6 +34,7 @@ _OF_ONE = ("prompt", "file", "messages", "raw", "json", "no_stream", "usage", "h
 """Options of one request."""
 _OF_MANY = ("output", "concurrency", "resume", "overwrite", "max_failures")
 """Options of a batch."""
+_PATIENCE_S = 3600  # of a batch with a server that is full of long answers, or is lost: R1 may load for an hour
 
 
 def add_options(verb: VerbParser) -> None:
@@ -109,13 +110,14 @@ def _run_batch(args: argparse.Namespace, params: SamplingParams) -> int:
         args.input,
         args.output,
         params,
-        lambda: client_of(args, Retries(attempts_when_full=3600, max_s=2)),  # an hour: long answers may fill a server
+        lambda: client_of(args, Retries(attempts_when_full=_PATIENCE_S, max_s=2)),  # a second each on average
         chat=args.chat,
         system=args.system,
         concurrency=args.concurrency or 16,
         resume=args.resume,
         overwrite=args.overwrite,
         max_failures=args.max_failures,
+        patience_s=_PATIENCE_S if args.retries is None else 0,
     )
 
 

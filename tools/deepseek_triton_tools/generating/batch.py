@@ -15,10 +15,10 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +26,7 @@ from deepseek_triton_client import (
     AccessDenied,
     Client,
     Completion,
+    DeadlineExceeded,
     DeepseekTritonError,
     InvalidRequest,
     ModelNotFound,
@@ -51,6 +52,7 @@ def run_batch(
     resume: bool,
     overwrite: bool,
     max_failures: int | None,
+    patience_s: float,
 ) -> int:
     """Answer every row of `input` into `output`; `-` is standard input or output. Returns 1 when some rows failed.
 
@@ -61,6 +63,7 @@ def run_batch(
     :param concurrency: number of requests that are under way at once.
     :param resume: ask what the output lacks, and what failed in it; `overwrite`: begin it anew.
     :param max_failures: stop when this many rows have failed.
+    :param patience_s: wait as long for a server that is lost after the first answer; 0: end.
     :raises ToolError: when a row is wrong or a file can't be used, before anything is sent.
     :raises DeepseekTritonError: when the server can't be had, at all or any more.
     """
@@ -75,7 +78,7 @@ def run_batch(
                 with connect() as client:
                     send = partial(client.generate_many, concurrency=concurrency, params=params, return_errors=True)
                     asked = (row for row in islice(rows, total) if row.number > done or row.number in answers.failed)
-                    _answer(send, asked, answers, progress, max_failures)
+                    _answer(send, asked, answers, progress, max_failures, partial(_wait, client, patience_s))
             except BaseException:
                 progress.clear()
                 if progress.answered:
@@ -95,24 +98,47 @@ def _answer(
     output: "Output",
     progress: "BatchProgress",
     max_failures: int | None,
+    wait: Callable[[ServerUnavailable, float], None],
 ) -> None:
     unanswered: deque[BatchRow] = deque()  # rows that were sent: their answers come in the same order
+    lost_since: float | None = None
 
     def requests() -> Iterator[records.Request]:
-        for row in rows:
+        again = [*unanswered]
+        unanswered.clear()
+        for row in chain(again, rows):
             unanswered.append(row)
             yield row.request
 
-    with closing(send(requests())) as answers:
-        for answer in answers:
-            if isinstance(answer, Completion):
-                answer = records.cut_off_error(answer) or answer
-            if isinstance(answer, DeepseekTritonError) and fails_every_request(answer):
-                raise answer
-            output.write(unanswered.popleft(), answer)
-            progress.count(None if isinstance(answer, DeepseekTritonError) else answer.num_output_tokens or 0)
-            if progress.failed == max_failures:
+    while True:
+        with closing(send(requests())) as answers:
+            for answer in answers:
+                if isinstance(answer, Completion):
+                    answer = records.cut_off_error(answer) or answer
+                if isinstance(answer, DeepseekTritonError) and fails_every_request(answer):
+                    if not (progress.answered and isinstance(answer, ServerUnavailable)):
+                        raise answer
+                    break
+                lost_since = None
+                output.write(unanswered.popleft(), answer)
+                progress.count(None if isinstance(answer, DeepseekTritonError) else answer.num_output_tokens or 0)
+                if progress.failed == max_failures:
+                    return
+            else:
                 return
+        lost_since = lost_since or time.monotonic()
+        progress.clear()
+        wait(answer, lost_since)
+
+
+def _wait(client: Client, patience_s: float, lost: ServerUnavailable, since: float) -> None:
+    """Wait until a server is ready, or raise `lost` when it has been away for `patience_s` seconds."""
+    left_s = since + patience_s - time.monotonic()
+    if left_s <= 0:
+        raise lost
+    complain(f"waiting for the server: {lost.message}")
+    with suppress(DeadlineExceeded):  # then the next request raises
+        client.wait_until_ready(left_s)
 
 
 def fails_every_request(error: DeepseekTritonError) -> bool:
