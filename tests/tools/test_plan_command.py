@@ -357,7 +357,6 @@ def test_a_folder_here_says_what_it_is(tmp_path):
         ),
         ([other, "--gpu", "h200"], f"--model {other}, where VARIANT is what it is: deepseek-v3.2-exp or deepseek-v3.2"),
         ([*R1, "--model", wide], "deepseek-triton checkpoint quantize"),
-        (["tiny", *R1[1:], "--engine", "tensorrt_llm", "--model", wide], "deepseek-triton checkpoint quantize"),
         ([*R1, "--model", checkpoint(tmp_path / "small", layers=3)], "num_hidden_layers 3, not 61"),
         ([*R1, "--model", str(tmp_path)], f"plan: --model {tmp_path}/config.json: can't be read"),
     ):

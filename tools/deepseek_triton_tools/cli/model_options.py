@@ -44,7 +44,7 @@ def choose_model(args: argparse.Namespace) -> ModelChoice:
     """
     named = _named(args)
     model = _model(args.model, named, args.precision)
-    precision = _precision(args.precision, named, model, engine=args.engine)
+    precision = _precision(args.precision, named, model, for_vllm=args.engine == "vllm")
     if args.model and model and not is_path(model):
         if "/" in model and not variant_of_model(model):
             complain(f"note: {model} is not a folder here; the engine will take it for a Hugging Face name")
@@ -103,9 +103,9 @@ def _is_distilled(model: str) -> bool:
     return "distill" in model.rpartition("/")[2].lower()
 
 
-def _precision(asked: str | None, named: ModelChoice, model: str | None, *, engine: str | None) -> str | None:
+def _precision(asked: str | None, named: ModelChoice, model: str | None, *, for_vllm: bool) -> str | None:
     """Return the precision asked for, or the checkpoint's, by name or by files. Raises OptionError when they differ."""
-    of_folder = _precision_of(model, named.variant, engine=engine) if model else None
+    of_folder = _precision_of(model, named.variant, for_vllm=for_vllm) if model else None
     of_checkpoint = of_folder or named.precision
     if asked is None:
         return of_checkpoint or (precision_in_name(model.rstrip("/").rpartition("/")[2]) if model else None)
@@ -118,13 +118,13 @@ def _precision(asked: str | None, named: ModelChoice, model: str | None, *, engi
     return precision
 
 
-def _precision_of(model: str, variant: str, *, engine: str | None) -> str | None:
+def _precision_of(model: str, variant: str, *, for_vllm: bool) -> str | None:
     """Return the precision of --model's weights, if known. Raises OptionError for another variant's checkpoint."""
     served = variants().get(variant)
     if served is None or served.architecture is None:
         return None
     if os.path.isdir(model):
-        return _precision_of_folder(model, served, served.architecture, engine=engine)
+        return _precision_of_folder(model, served, served.architecture, for_vllm=for_vllm)
     if (by_name := variant_of_model(model)) is None:
         if not is_path(model) and _is_distilled(model):
             raise OptionError(f"--model {model}: {_DISTILLED}")
@@ -136,12 +136,12 @@ def _precision_of(model: str, variant: str, *, engine: str | None) -> str | None
     return by_name[1].precision
 
 
-def _precision_of_folder(model: str, served: Variant, architecture: Architecture, *, engine: str | None) -> str | None:
+def _precision_of_folder(model: str, served: Variant, architecture: Architecture, *, for_vllm: bool) -> str | None:
     """Read the precision from a checkpoint's folder. Raises OptionError when it holds no whole checkpoint of the
     architecture, or an unknown quantization."""
     from deepseek_triton_build.check import read_facts  # takes as long as half a plan, and few plans need it
 
-    facts, findings = read_facts(Path(model), f"--model {model}", for_vllm=engine == "vllm")
+    facts, findings = read_facts(Path(model), f"--model {model}", for_vllm=for_vllm)
     if broken := [finding for finding in findings if finding.severity == "error"]:
         problems = "; ".join(f"{finding.file}: {finding.message}" for finding in broken)
         fix = broken[0].fix if facts.is_contradictory else "name the folder of a whole checkpoint"
@@ -156,12 +156,13 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
         raise OptionError(f"--model {model}: {expected}; {fix}")
     for finding in findings:
         complain(f"note: {finding.file}: {finding.message}; {finding.fix}")
-    known = ", ".join(served.checkpoints)
     if facts.quantization is not None and facts.precision is None:
+        known = ", ".join(served.checkpoints)
         raise OptionError(
             f"{facts.quantization_file}: expected {known} weights, found {short_repr(facts.quantization)}"
         )
-    if facts.has_16_bits and (not served.model or engine in ("tensorrt_llm", "vllm")):
+    if facts.has_16_bits and not served.model:
+        known = ", ".join(served.checkpoints)
         raise OptionError(
             f"--model {model}: expected {known} weights, found no quantization: 16-bit weights; quantize them: "
             "deepseek-triton checkpoint quantize"
