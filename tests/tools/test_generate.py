@@ -78,8 +78,9 @@ def test_what_is_wrong_is_said_before_anything_is_sent(run, model_server, tmp_pa
         (["hi", "--url", "a:1/v2/models/x/generate"], "argument --url: expected the server's own address"),
         (["--file", "nowhere"], "nowhere can't be read: No such file"),
         (["hi", "--timeout", "nan"], "expected a number of seconds above 0, got 'nan'"),
-        (["hi", "--token-file", "nowhere"], "the token can't be read from nowhere: No such file"),
+        (["hi", "--token-file", "tls.key"], "the token can't be read from tls.key: No such file"),
         (["hi", "--key", "nowhere"], "--key: expected --cert too"),
+        (["hi", "--cert", __file__, "--key", "/no/tls.key"], "--key: expected a PEM file, found none at '/no/tls.key'"),
         (["hi", "--ca", __file__], "generate: --ca: expected"),
     ]
     contents = {"{": "is not JSON", "{}": "messages: expected a list", '[{"role": 1}]': "messages[0]: expected"}

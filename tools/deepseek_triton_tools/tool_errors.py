@@ -14,7 +14,9 @@ from collections.abc import Iterable
 
 TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 TOKEN_ADVICE = f"; --token-file FILE or the variable {TOKEN_VARIABLE} gives a key"
-_SETTING = re.compile(r"\b(tls\.\w+|metrics_url|timeouts\.\w+)(?: \(--\w+\))?|(?:^|(?<=; ))(model_name|token)(?=: )")
+_NAMES = r"(tls\.\w+|metrics_url|timeouts\.\w+|model_name|token)"
+# As words only, and before a colon at the beginning only: tls.key is also what Kubernetes calls its file.
+_SETTING = re.compile(rf"(?:^|(?<=; )){_NAMES}(?=: )|(?<!\S)(?!model_name|token){_NAMES}(?: \(--\w+\))?(?!\S)")
 _OPTIONS = (
     {"tls.ca": "--ca", "tls.certificate": "--cert", "tls.key": "--key", "model_name": "--model"}
     | {"metrics_url": "--metrics-url", "timeouts.total": "--timeout", "timeouts.connect": "--connect-timeout"}
