@@ -34,7 +34,7 @@ def test_fields_that_are_wrong(tmp_path):
     files = {name: [7, missing] for name in ("ca", "certificate", "key")}
     sizes = {"max_message_bytes": [0, 2**31, True]}
     for kind, wrong in (
-        (Retries, {"attempts": [0, True, 1.5], "attempts_when_full": [-1], "initial_s": [0], "max_s": [math.inf]}),
+        (Retries, {"attempts": [0, True, 1.5], "attempts_when_full": [0, -1], "initial_s": [0], "max_s": [math.inf]}),
         (Tls, {**files, "verify": ["no"]}),
         (Connection, {"keepalive_s": [0], "ping_s": [-1], **sizes}),
     ):

@@ -90,8 +90,8 @@ class Retries(_Checked):
     """Longest sleep of all, in seconds, but for what the server asks for (Retry-After, up to 60 s)."""
 
     def _problems(self) -> Iterator[str]:
-        for name, value in {"attempts": self.attempts, "attempts_when_full": self.attempts_when_full or 1}.items():
-            if not _is_count(value):
+        for name, value in {"attempts": self.attempts, "attempts_when_full": self.attempts_when_full}.items():
+            if not _is_count(value) and (name, value) != ("attempts_when_full", None):
                 yield f"retries.{name}: expected an integer of at least 1, got {value!r}"
         yield from _seconds_problems("retries", {"initial_s": self.initial_s, "max_s": self.max_s})
 
