@@ -194,11 +194,16 @@ async def test_workers_share_what_they_know_and_one_history_in_which_a_server_of
             seen = [replace(server, own=Load(own), others=Load(others)) for server in model.fleet.servers()]
             model.fleet.servers = lambda seen=seen: seen
         assert workers[0].now()["inflight"] == inflight
-    (tmp_path / "servers").write_text("http://127.0.0.1:9")
+    fleet = workers[1].models[1].fleet
     with workers[0].models[1].fleet.members[triton.url].working(Load(3, 30)):
         workers[0].models[1].fleet.look()
-        workers[1].models[1].fleet.look()
-        assert workers[1].models[1].fleet.servers()[0].own == Load(3, 30)
+        fleet.look()
+        assert fleet.servers()[0].own == Load(3, 30)
+        for text in ("http://127.0.0.1:9", triton.url, "http://127.0.0.1:9"):
+            (tmp_path / "servers").write_text(text)
+            _ = await fleet._read(0), await fleet._read(0)  # the first sees a change, perhaps half of it
+            fleet.look()
+            assert sum(server.own.sequences for server in fleet.servers() if server.url == triton.url) == 3
     workers.append(GatewayState(settings))  # new, and none of its servers is up
     await workers[-1].start()
     assert "tiny" in workers[-1].models[1].fleet.model_info

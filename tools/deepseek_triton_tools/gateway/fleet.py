@@ -146,15 +146,18 @@ class Fleet:
         if (is_alone := self._is_disaggregated and not self.up("context")) != self._is_alone:
             self._is_alone = is_alone
             _log.warning("generation servers do %s", "all: no context server is up" if is_alone else "their part again")
-        members = {member.url: member for member in [*self._leaving, *self.members.values()]}
+        members, mine = dict[str, FleetMember](), dict[str, Load]()
+        for member in [*self._leaving, *self.members.values()]:  # where it came back, the latter has the others'
+            mine[member.url] = mine.get(member.url, Load()).plus(member.own)
+            members[member.url], member.elsewhere = member, Load()
         since = time.monotonic() - _WORKER_GONE_S
         with self._work.changing() as table:
             self._model_info = table["model_info"] = self.model_info or table.get("model_info", "")
             work = table["work"] = {name: each for name, each in table.get("work", {}).items() if each[0] > since}
-            work[self._worker] = time.monotonic(), {url: member.own for url, member in members.items()}
+            work[self._worker] = time.monotonic(), mine
         for url, member in members.items():
             loads = [Load(*own.get(url, ())) for _, own in work.values()]
-            member.elsewhere = reduce(Load.plus, loads).minus(member.own)
+            member.elsewhere = reduce(Load.plus, loads).minus(mine[url])
 
     def up(self, role: Role) -> list[FleetMember]:
         return [member for member in self.members.values() if member.state == "up" and member.role == role]
