@@ -173,7 +173,7 @@ def test_a_gateway_without_servers_is_not_ready(gateway, caplog):
 
 
 async def test_workers_share_what_they_know_and_one_history_in_which_a_server_of_two_models_counts_once(
-    triton, tmp_path
+    triton, tmp_path, monkeypatch
 ):
     models = tuple(ModelSettings((f"file:{tmp_path}/servers",), name) for name in ("a", "b"))
     settings = GatewaySettings(models, metrics_port=None, shared_folder=tmp_path)
@@ -199,11 +199,13 @@ async def test_workers_share_what_they_know_and_one_history_in_which_a_server_of
         workers[0].models[1].fleet.look()
         fleet.look()
         assert fleet.servers()[0].own == Load(3, 30)
-        for text in ("http://127.0.0.1:9", triton.url, "http://127.0.0.1:9"):
+        for text, kept_s in (("http://127.0.0.1:9", 10), (triton.url, 10), ("http://127.0.0.1:9", 0)):
+            monkeypatch.setattr("deepseek_triton_tools.gateway.fleet._WORKER_GONE_S", kept_s)  # 0: it was killed
             (tmp_path / "servers").write_text(text)
             _ = await fleet._read(0), await fleet._read(0)  # the first sees a change, perhaps half of it
             fleet.look()
-            assert sum(server.own.sequences for server in fleet.servers() if server.url == triton.url) == 3
+            own = [server.own.sequences for server in fleet.servers() if server.url == triton.url]
+            assert sum(own) == (3 if kept_s else 0)
     workers.append(GatewayState(settings))  # new, and none of its servers is up
     await workers[-1].start()
     assert "tiny" in workers[-1].models[1].fleet.model_info
