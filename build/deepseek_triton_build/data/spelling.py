@@ -61,6 +61,7 @@ def canonical(settings: Mapping[str, Any], era_or_release: str) -> dict[str, Any
     names = {key: _canonical_name(key, eras) for key in settings}
     for key, value in settings.items():
         canonical_key = names[key]
+        # Where an old and a new name are both given, the new one counts.
         if key == canonical_key or names.get(canonical_key) != canonical_key:
             is_inverted = key in _table()["inverted"] and isinstance(value, bool)
             result.setdefault(canonical_key, not value if is_inverted else value)

@@ -7,7 +7,6 @@ model.py, and the engine reads it there.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from operator import sub
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnknownNameError
@@ -175,7 +174,10 @@ def nearest_vllm(version: str) -> str:
         wanted = _numbers(version)
     except ValueError:
         return DEFAULT_VLLM
-    return min(reversed(VLLM_VERSIONS), key=lambda known: [*map(abs, map(sub, _numbers(known), wanted))])
+    return min(
+        reversed(VLLM_VERSIONS),
+        key=lambda known: [abs(ours - theirs) for ours, theirs in zip(_numbers(known), wanted, strict=False)],
+    )
 
 
 @cache

@@ -22,7 +22,7 @@ _SPELLED = (*WORDS["nouns"], "cat", "dog", "hello", "server", "model", "apple")
 
 
 INTENTS = tuple((each["thought"], each["answer"], each["questions"].split(" | ")) for each in TEXTS["intents"])
-"""What people say in several ways: the thought before the one answer to it, the answer, and the ways."""
+"""Each is (the thought before the answer, the one answer, the ways in which people ask for it)."""
 
 
 def _article(noun: str) -> str:
