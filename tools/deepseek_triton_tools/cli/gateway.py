@@ -144,8 +144,9 @@ def settings_of(args: argparse.Namespace) -> GatewaySettings:
         if name in names and value is not None
     }
     options["upstream_headers"] = _upstream_headers(args.upstream_header or (), problems)
-    # 0 stands for `none`: None on the command line means that the option was left out.
-    options |= {} if options.get("metrics_port") else {"metrics_port": None if "metrics_port" in options else 0}
+    # Left out: 0, where Triton has them usually. `none`, which is 0 on the command line: None.
+    port = options.get("metrics_port")
+    options["metrics_port"] = 0 if port is None else port or None
     settings = GatewaySettings(_models(args, problems), **options)
     problems.extend(_problems(settings))
     if problems:
