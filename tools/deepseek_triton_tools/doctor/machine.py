@@ -33,8 +33,22 @@ NOT_FOUND = 127
 """Exit code of a program that can't be started, as in a shell."""
 
 PACKAGES = (
-    *("certifi", "cuda-python", "deepseek-triton", "h11", "jinja2", "mpi4py", "numpy", "nvidia-pytriton"),
-    *("openai", "pyyaml", "rich", "tensorrt_llm", "tokenizers", "transformers", "tritonclient", "vllm"),
+    "certifi",
+    "cuda-python",
+    "deepseek-triton",
+    "h11",
+    "jinja2",
+    "mpi4py",
+    "numpy",
+    "nvidia-pytriton",
+    "openai",
+    "pyyaml",
+    "rich",
+    "tensorrt_llm",
+    "tokenizers",
+    "transformers",
+    "tritonclient",
+    "vllm",
 )
 # netdevice(7): asks for an interface's IPv4 address.
 _SIOCGIFADDR = 0x8915

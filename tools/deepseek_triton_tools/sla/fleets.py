@@ -139,10 +139,20 @@ _MOST_ROWS = 1024
 """The last point of the tables."""
 
 _SEARCHED = (
-    *("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "enable_attention_dp"),
-    *("moe_expert_parallel_size", "moe_tensor_parallel_size", "moe_cluster_parallel_size", "max_batch_size"),
-    *("cuda_graph_config", "cuda_graph_config.max_batch_size", "cuda_graph_config.batch_sizes"),
-    *("speculative_config", "speculative_config.decoding_type", "speculative_config.num_nextn_predict_layers"),
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "enable_attention_dp",
+    "moe_expert_parallel_size",
+    "moe_tensor_parallel_size",
+    "moe_cluster_parallel_size",
+    "max_batch_size",
+    "cuda_graph_config",
+    "cuda_graph_config.max_batch_size",
+    "cuda_graph_config.batch_sizes",
+    "speculative_config",
+    "speculative_config.decoding_type",
+    "speculative_config.num_nextn_predict_layers",
 )
 
 

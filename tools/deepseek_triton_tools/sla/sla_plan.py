@@ -57,8 +57,17 @@ _SHOWN_FLEETS = 8
 _LARGEST_SERVER = 32
 """GPUs, where a rate decides how many servers there are."""
 _HEADINGS = (
-    *("fleet", "GPUs", "users", "tokens/s/GPU", "with margin"),
-    *("TTFT ms", "with margin", "TTFT at once", "TPOT ms", "with margin", "margin"),
+    "fleet",
+    "GPUs",
+    "users",
+    "tokens/s/GPU",
+    "with margin",
+    "TTFT ms",
+    "with margin",
+    "TTFT at once",
+    "TPOT ms",
+    "with margin",
+    "margin",
 )
 
 
