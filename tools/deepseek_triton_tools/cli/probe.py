@@ -215,6 +215,6 @@ def _busy(client: Client, refusal: Overloaded, end: float, metrics_url: str) -> 
             if client.metrics().value(name) > before:
                 return Verdict(YES, f"generates for others, and is full: {_text(refusal)}")
     except (DeepseekTritonError, KeyError) as error:
-        why = f"{metrics_url}: {error.args[0]}" if isinstance(error, KeyError) else error
+        why = f"{metrics_url}: {error.args[0]}" if isinstance(error, KeyError) else in_options(str(error))
         return Verdict(YES, f"full ({_text(refusal)}), and its metrics don't say whether it generates: {why}")
     return Verdict(NO, f"full ({_text(refusal)}), and no token was made within the deadline, as {metrics_url} says")
