@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import deepseek_triton_build
 from deepseek_triton_build.catalog import is_engine_variable
 from support.client_kinds import client_kind, client_loop
 
@@ -32,8 +33,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to run scattered: pytest-xdist writes a test's group into this attribute. With a pytest that has it no
-    more, each worker starts each server, and nothing says so."""
+    """Refuse to test the code of another clone, whose .venv came along with a copy.
+
+    And to run scattered: pytest-xdist writes a test's group into `_nodeid`. With a pytest that has it no more, each
+    worker starts each server, and nothing says so.
+    """
+    clone, code = Path(__file__).resolve().parents[1], Path(deepseek_triton_build.__file__).resolve()
+    if not code.is_relative_to(clone):
+        raise pytest.UsageError(f"expected the code of {clone}, got {code}: run `make venv` here")
     if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
         raise pytest.UsageError(f"expected a pytest below 9.2, which keeps a group together, got {pytest.__version__}")
 

@@ -86,6 +86,7 @@ WRONG_WORDS = {
     "docker r1 --env HTTP_PORT=1": "argument --env: HTTP_PORT: say it with --http-port",
     "kubernetes r1 --env HF_TOKEN=x": "argument --env: HF_TOKEN: everybody can read a command line",
     "docker r1 --env HF_HUB_CACHE=x": "argument --env: HF_HUB_CACHE: export it",
+    "mpirun r1 --hosts a,b --interface=eth\u00a00": "argument --interface: expected a network interface's name",
     "kubernetes r1 --address ::1": "--address is an option of launch local, launch docker",
     "docker r1 --exit-timeout 1000000": "--exit-timeout: expected a number from 0 to 999999",
     f"kubernetes r1 --ready-within {'9' * 20}": "--ready-within: expected a number from 0 to",
