@@ -289,7 +289,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("--hosts", "--ssh-args", "--sbatch"), str),
     "--exit-timeout": exit_timeout,
     "--time": _time_limit,
-    "--interface": _matching(r"\S+", "a network interface's name without blanks, such as eth0"),
+    "--interface": _matching(r"(?u:\S+)", "a network interface's name without blanks, such as eth0"),
     "--address": _address,
     "--env": _variable,
     "--node-selector": _matching("([^=]+)=(.*)", "LABEL=VALUE"),
