@@ -231,7 +231,7 @@ def test_a_command_that_is_wrong_is_one_line(pipe):
     assert (code, out) == (1, "STILL HERE\n")
     for said, expected in zip(err.splitlines(), WRONG_COMMANDS.values(), strict=True):
         assert said.startswith(f"deepseek-triton chat: {expected}")
-    assert pipe("hi", argv=["--set", "n=2"])[0] == 2
+    assert [pipe("/thinking on", argv=["--set", each])[0] for each in ("n=2", "chat_template_kwargs=x")] == [2, 2]
 
 
 def test_a_conversation_is_saved_and_loaded(pipe, model_server, tmp_path):

@@ -208,10 +208,13 @@ class Chat:
 
 
 def _checked(params: SamplingParams) -> SamplingParams:
-    """Raises ToolError when they ask for several answers."""
+    """Raises ToolError when they ask for several answers, or give the template something else than arguments."""
     if (params.n or 1) > 1 or (params.best_of or 1) > 1:
         raise ToolError("a chat has one answer to each turn: leave out n and best_of", exit_code=2)
-    return params
+    with contextlib.suppress(ValueError):
+        if isinstance(json.loads(str(params.chat_template_kwargs or "{}")), dict):
+            return params
+    raise ToolError('chat_template_kwargs: expected a JSON object, such as {"thinking": true}', exit_code=2)
 
 
 def _status(completion: Completion) -> str:
