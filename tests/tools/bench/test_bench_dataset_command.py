@@ -153,8 +153,8 @@ def test_sharegpt_is_converted_with_a_tokenizer_or_a_length(made, refused, share
     prompts = ["Why is the sky blue?", "Hi", "Name the capital."]
     assert [(row["prompt"], row["output_tokens"]) for row in rows] == [(prompt, 7) for prompt in prompts]
     assert refused(f"convert {sharegpt} --output-stdev 7", 2).startswith("--output-stdev needs --output-mean")
-    for verb in ("convert", "show"):
-        assert "give --tokenizer DIR" in refused(f"{verb} {sharegpt}", 2)
+    assert "same file" in refused(f"convert {sharegpt} --output {sharegpt} --output-mean 7", 2)
+    assert all("give --tokenizer DIR" in refused(f"{verb} {sharegpt}", 2) for verb in ("convert", "show"))
 
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(f"{shlex.split(TINY)[0]}/tokenizer.json")

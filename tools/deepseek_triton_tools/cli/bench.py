@@ -332,6 +332,8 @@ def _convert(args: argparse.Namespace) -> int:
     output = None if args.output_mean is None else _lengths(args, "output")
     if output is None and args.output_stdev:
         raise ToolError("--output-stdev needs --output-mean, around which lengths vary", exit_code=2)
+    if args.output and args.output.exists() and args.file.exists() and args.output.samefile(args.file):
+        raise ToolError(f"FILE and --output are the same file, {args.output}", exit_code=2)
     options = DatasetOptions(file=args.file, shuffle=args.shuffle, output=output, seed=args.random_seed)
     return _write(args, _requests_of_file(args, options, args.num_requests))
 
