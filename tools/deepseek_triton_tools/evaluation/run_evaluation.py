@@ -225,16 +225,16 @@ def run_evaluation(options: argparse.Namespace) -> int:
     prepare()
     info = asyncio.run(_describe(options.connect))
     name = str(info["name"])
-    bands = () if options.task is None else bands_of(options.task, name, chat=options.chat)
+    bands = bands_of(options.task, name, chat=options.chat) if options.task and options.pass_at is None else ()
     if options.fail_below_band and not bands and options.pass_at is None:
         raise ToolError(
-            f"--fail-below-band: no accuracy of {name} is published for this task and form; name one with --pass-at"
+            f"--fail-below-band needs --pass-at: no accuracy of {name} is published for this task and form", exit_code=2
         )
     task = _task(options)
     try:
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ToolError(f"--output {options.output} can't be made: {error.strerror}") from error
+        raise ToolError(f"--output {options.output} can't be made: {error.strerror}", exit_code=2) from error
     load_lm_eval()
     server = {fact: info[fact] for fact in _SERVER_FACTS if fact in info}
     with open_answers(options.output / "answers.jsonl", server, overwrite=options.overwrite) as kept:

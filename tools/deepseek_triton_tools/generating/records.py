@@ -53,9 +53,9 @@ def read_messages(path: Path) -> Any:
     try:
         messages = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ToolError(f"{path} is not JSON: {error}") from error
+        raise ToolError(f"{file_name(path)} is not JSON: {error}") from error
     if (problem := problem_of_messages(messages)) is not None:
-        raise ToolError(f"{path}: {problem}")
+        raise ToolError(f"{file_name(path)}: {problem}")
     return messages
 
 
