@@ -135,7 +135,7 @@ OPTIONS = {
         DatasetOptions(input=NormalLengths(8000), output=NormalLengths(1000), seed=3),
         "random 8000/1000",
     ),
-    "--isl 1000 --osl 100 --input-stdev 9 --output-stdev 8": (
+    "--isl 1000 --osl 100 --input-stdev 9 --output-stdev 8 --range-ratio 0": (
         DatasetOptions(input=NormalLengths(1000, 9), output=NormalLengths(100, 8)),
         "random 1000±9/100±8",
     ),
@@ -166,7 +166,7 @@ def test_options_say_which_requests():
 def test_options_that_are_refused(capsys, subtests):
     together = {
         "--dataset f --isl 5 --turns 2": "--isl, --turns: not with --dataset",
-        "--shuffle --trace-speedup 2": "--shuffle: only with --dataset; --trace-speedup: only with --dataset",
+        "--shuffle --duration 1 --rounds 2": "--shuffle: only with --dataset; --duration: not with --num-prompts",
         "--range-ratio 0.1 --input-stdev 5": "--input-stdev: not with --range-ratio",
         "--dataset f --output-stdev 5": "--output-stdev: with --dataset it needs --osl",
     }
@@ -175,7 +175,7 @@ def test_options_that_are_refused(capsys, subtests):
             with pytest.raises(ToolError, match=message) as caught:
                 parsed(line)
             assert caught.value.exit_code == 2
-    for line in ("--range-ratio 1", "--range-ratio x", "--trace-speedup 0", "--trace-speedup nan", "--seed 4294967296"):
+    for line in ("--range-ratio 1", "--metrics-url :", "--trace-speedup 0", "--trace-speedup nan", "--seed 4294967296"):
         with subtests.test(line):
             with pytest.raises(SystemExit, match="2"):
                 parsed(line)

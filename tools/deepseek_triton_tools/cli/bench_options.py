@@ -13,7 +13,7 @@ from deepseek_triton_tools.bench.workload import (
     NormalLengths,
     UniformLengths,
 )
-from deepseek_triton_tools.cli.client_options import SET_HELP, add_address, add_server_options
+from deepseek_triton_tools.cli.client_options import SET_HELP, add_address, add_server_options, address
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
     add_json,
@@ -77,7 +77,7 @@ def add_bench_options(verb: VerbParser) -> None:
     text = "what answers there (default: openai if the URL's path ends in /v1, else triton)"
     option(server, "--endpoint", text, choices=("triton", "openai"))
     text = "read a server's metrics here; may be repeated; none: don't (default: 8002 beside 8000 and 8001)"
-    option(server, "--metrics-url URL", text, words, action="append")
+    option(server, "--metrics-url URL", text, lambda url: url if url == "none" else address(url), action="append")
     add_server_options(server)
 
 
@@ -115,16 +115,13 @@ _NEEDS = {
     "shuffle": "dataset",
     "trace_speedup": "dataset",
 }
-_OF_RANDOM_PROMPTS = (
-    *("isl", "input_stdev", "range_ratio", "prefix_len", "num_prefixes"),
-    *("turns", "later_isl", "think_time"),
-)
+_OF_RANDOM = ("isl", "input_stdev", "range_ratio", "prefix_len", "num_prefixes", "turns", "later_isl", "think_time")
 _REFUSES = {
     "preset": (
         *("concurrency", "rate", "burstiness", "num_prompts", "rounds", "duration", "warmup", "cancel", "cancel_after"),
-        *("osl", "output_stdev", *_OF_RANDOM_PROMPTS),
+        *("osl", "output_stdev", *_OF_RANDOM),
     ),
-    "dataset": _OF_RANDOM_PROMPTS,
+    "dataset": _OF_RANDOM,
     "range_ratio": ("input_stdev", "output_stdev"),
     "json": ("against",),
     "rounds": ("num_prompts",),
@@ -151,6 +148,8 @@ def _misplaced(args: argparse.Namespace) -> Iterator[str]:
             yield f"{_option(name)}: only with {_option(needed)}"
     if {"rounds", "rate"} <= present and "concurrency" not in present:
         yield "--rounds: with --rate only if there is --concurrency"
+    if args.duration and present & {"num_prompts", "rounds"} and (args.concurrency or args.rate or not args.dataset):
+        yield "--duration: not with --num-prompts and --rounds, but for a trace"
     if {"dataset", "output_stdev"} <= present and not present & {"osl", "preset"}:
         yield "--output-stdev: with --dataset it needs --osl, around which lengths vary"
     if args.chat and args.dataset is None:
@@ -201,6 +200,6 @@ def dataset_options(args: argparse.Namespace) -> DatasetOptions:
 
 def _lengths(mean: int, stdev: int | None, range_ratio: float | None) -> Lengths:
     """The range is benchmark_serving's in TensorRT-LLM and vLLM."""
-    if range_ratio is None:
+    if not range_ratio:
         return NormalLengths(mean, stdev or 0)
     return UniformLengths(max(1, int(mean * (1 - range_ratio))), int(mean * (1 + range_ratio)))

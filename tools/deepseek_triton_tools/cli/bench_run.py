@@ -23,7 +23,7 @@ from deepseek_triton_tools.cli.parsing import Verbs, add_verb
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, show
-from deepseek_triton_tools.tool_errors import InstallationError, ToolError
+from deepseek_triton_tools.tool_errors import InstallationError, ToolError, in_options
 
 if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
     from deepseek_triton_build import Plan
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
     from deepseek_triton_tools.bench.expected import BenchPreset
     from deepseek_triton_tools.bench.result import BenchResult
     from deepseek_triton_tools.bench.sweep import Sweep
-    from deepseek_triton_tools.bench.targets import TargetSettings
+    from deepseek_triton_tools.bench.targets import Endpoint, TargetSettings
 
 _DEFAULT_CONCURRENCY = 16
 _DEFAULT_ROUNDS = 5
@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
         for step in sweep_steps(sweep, progress.show):
             progress.end(step)
             for url in step.problems.keys() - unread:
-                complain(step.problems[url])
+                complain(in_options(step.problems[url]))
             unread |= step.problems.keys()
             steps.append(step)
             if output is not None:
@@ -102,8 +102,8 @@ def _run(args: argparse.Namespace) -> int:
     result = sweep_result(sweep, steps)
     with to_reader():
         _print(args, result, planned)
-    for warning in report_warnings([NamedResult(name=result.model, result=result)]):
-        complain(warning)
+    for warning in report_warnings([NamedResult(name=result.served_model, result=result)]):
+        complain(in_options(warning))
     if output is not None and output.num_runs:
         complain(f"written to {args.output}: {output.summary}")
     if isinstance(failure, ToolError):
@@ -119,11 +119,11 @@ def _run(args: argparse.Namespace) -> int:
 def exit_code(figures: Sequence[Figures]) -> int:
     """Return 1 when more requests failed than were answered, or none was, though the client left none; else 0."""
     completed, failed = (sum(getattr(each, name) for each in figures) for name in ("completed", "failed"))
-    left_early = sum(each.cancelled for each in figures)
-    if failed > completed:
-        complain(f"{failed} of {completed + failed + left_early} requests failed")
-        return 1
-    return 0 if completed or left_early else 1
+    left = sum(each.cancelled for each in figures)
+    if failed <= completed and completed + left:
+        return 0
+    complain(f"{failed} of {completed + failed + left} requests failed" if failed else "no request was measured")
+    return 1
 
 
 def _sweep(args: argparse.Namespace) -> Sweep:
@@ -132,9 +132,10 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     from deepseek_triton_tools.bench.sweep import Sweep
 
     args.urls = args.urls or [DEFAULT_URL]
-    check_options(args, is_openai=endpoint_of(args.urls, args.endpoint) == "openai")
+    endpoint = endpoint_of(args.urls, args.endpoint)
+    check_options(args, is_openai=endpoint == "openai")
     published = None if args.preset is None else published_preset(args.preset)
-    target = _target(args)
+    target = _target(args, endpoint)
     facts = model_facts(target)
     simulation = facts.get("simulation") or {}
     if published is not None and simulation and simulation.get("preset") != published.simulated:
@@ -153,7 +154,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         dataset=source.options.label,
         gpus=args.gpus or (published.gpus if published else None),
         slo=args.slo,
-        metrics_urls=() if args.metrics_url == ["none"] else metrics_urls,
+        metrics_urls=[url for url in metrics_urls if url != "none"],
         processes=args.processes,
         seed=args.seed,
         preset=args.preset or "",
@@ -165,7 +166,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
 def _conversation_source(
     args: argparse.Namespace, published: BenchPreset | None, target: TargetSettings, facts: Mapping[str, Any]
 ) -> ConversationSource:
-    """The prompts of --dataset, or random ones; those of a preset have its lengths."""
+    """The prompts of --dataset, of any length where nobody counts tokens, or random ones; of a preset its lengths."""
     from deepseek_triton_tools.bench.dataset_files import FileConversationSource, RandomConversationSource
     from deepseek_triton_tools.bench.random_prompts import text_token_ids
     from deepseek_triton_tools.bench.servers import token_counts
@@ -179,7 +180,7 @@ def _conversation_source(
     if options.file is not None:
         runs = len(args.concurrency or [0]) * len(args.rate or [0]) * args.repeat
         most = (args.num_prompts + args.warmup) * runs if args.num_prompts else None
-        counter = partial(token_counts, target)
+        counter = partial(token_counts, target) if "engine" in facts or options.output is None else None
         return FileConversationSource(options, text_token_ids(vocab_size), counter, most, vocab_size)
     limit = facts.get("max_seq_len") or math.inf
     if options.longest > limit:
@@ -189,11 +190,10 @@ def _conversation_source(
     return RandomConversationSource(options, text_token_ids(vocab_size))
 
 
-def _target(args: argparse.Namespace) -> TargetSettings:
-    from deepseek_triton_tools.bench.servers import endpoint_of, first_openai_model
+def _target(args: argparse.Namespace, endpoint: Endpoint) -> TargetSettings:
+    from deepseek_triton_tools.bench.servers import first_openai_model
     from deepseek_triton_tools.bench.targets import TargetSettings
 
-    endpoint = endpoint_of(args.urls, args.endpoint)
     token = client_settings(args)["token"]
     token = token() if callable(token) else token
     is_openai = endpoint == "openai"
