@@ -173,6 +173,33 @@ def test_the_button_stops_an_answer_and_its_text_stays(page, gateway):
     assert asked == [("user", "A story."), ("assistant", "Once upon a time"), ("user", "Go on.")]
 
 
+def test_a_question_stands_until_another_replaces_it(page, gateway):
+    """Edit takes nothing away before the next question is sent, a reload loses nothing that was typed."""
+    gateway.answers += [said("One."), [chunk(content="Two"), None], said("Three.")]
+    page.ask("First?")
+    page.write("#question", "a draft")
+    page.click("article.user .buttons button:last-child")
+    assert page.run("document.querySelector('#question').value") == "First?"
+    page.press("Escape")
+    assert page.run("document.querySelector('#question').value") == "a draft"
+    page.click("article.user .buttons button:last-child")
+    page.command("Page.reload")
+    page.wait("document.querySelectorAll('article.replaced').length === 2")
+    page.click("#cancel")
+    assert page.run("document.querySelector('#question').value") == "a draft"
+    assert lines(page, ".markdown") == ["One."]
+    page.press("Enter")
+    page.wait("document.querySelectorAll('.markdown')[1]?.innerText === 'Two'")
+    assert "Edit" not in page.text("#log")
+    page.press("Escape")
+    page.wait("document.querySelectorAll('.figures').length === 2")
+    page.click("article.user:nth-last-child(2) .buttons button:last-child")
+    page.write("#question", "Third?")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('.markdown')[1]?.innerText === 'Three.'")
+    assert [message["content"] for message in gateway.requests[2]["messages"]] == ["First?", "One.", "Third?"]
+
+
 def test_nobodys_text_becomes_html(page, gateway, browser):
     """The model's wherever Markdown makes elements of it, the user's, a tool's, an error's, a model's name."""
     text = (
