@@ -216,7 +216,7 @@ WRONG_COMMANDS = {
     "/hepl": "no command /hepl; did you mean /help?",
     "/retry": "there is nothing to ask again",
     "/undo": "there is nothing to take back",
-    "/thinking yes": "expected /thinking on, off or an effort",
+    "/thinking 101": "expected /thinking on, off or an effort",
     "/params temprature=1": "unknown field 'temprature'; did you mean 'temperature'?",
     "/params n=2": "a chat has one answer to each turn",
     "/save": "expected /save FILE",

@@ -135,7 +135,7 @@ class Chat:
                     conversation.set_system(None if argument == "-" else argument)
                 return f"system: {conversation.system or 'nothing'}"
             case "/thinking":
-                if argument not in ("on", "off", *_EFFORTS) and not argument.isdecimal():
+                if argument not in ("on", "off", *_EFFORTS, *map(str, range(1, 101))):
                     raise ToolError(f"expected /thinking on, off or an effort: {', '.join(_EFFORTS)}, or 1 to 100")
                 kwargs = json.loads(str(conversation.params.chat_template_kwargs or "{}"))
                 kwargs["thinking"] = argument not in ("off", "none")  # all that a model without efforts looks at
