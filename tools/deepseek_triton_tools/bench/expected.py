@@ -217,7 +217,7 @@ def choose_load(result: BenchResult, slo: Slo) -> MeasuredLoad:
 
     tried = [point for point in result.points if _is_answered(point)]
     if not tried:
-        raise ToolError("the benchmark has no load that was answered without errors; plan without --from-bench")
+        raise ToolError("no run of the benchmark ended whole and without errors; plan without --from-bench")
     limits: Mapping[str, float] = {name: limit for name, limit in asdict(slo).items() if limit is not None}
     titles = {name: name.removesuffix("_ms").upper() for name in limits}
     missing = [titles[name] for name in limits if all(_worst(point, name) is None for point in tried)]
