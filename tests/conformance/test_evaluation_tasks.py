@@ -349,7 +349,7 @@ def test_the_exit_code_follows_the_band_where_that_is_asked_for(capsys):
         eval_(server, *GSM8K, "--json", "--fail-below-band", code=1)
         eval_(server, *GSM8K, "--json", "--fail-below-band", "--pass-at", 50)
     with RecordedServer(recorded_answer, name="my-model") as server:
-        eval_(server, *GSM8K, "--json", "--fail-below-band", code=1)
+        eval_(server, *GSM8K, "--json", "--fail-below-band", code=2)
         assert "no accuracy of my-model" in capsys.readouterr().err
         assert server.prompts == []
     with RecordedServer(recorded_answer, name="deepseek-v3") as server:  # another model's answers are not taken
