@@ -161,7 +161,8 @@ def given_options(request: PlanRequest) -> list[str]:
     if request.vllm == vllm_since(find_variant(request.variant).min_vllm):
         given.pop("vllm", None)  # the plan takes it by itself
     if "container" in given:
-        given.pop("release", None)  # the container fixes the release; the two options are never typed together
+        for name in ("release", "vllm"):  # the container fixes them, and refuses their options beside its own
+            given.pop(name, None)
     pairs = [(OPTIONS[name], str(value)) for name, value in given.items()]
     workload = {field.name: getattr(request.workload, field.name) for field in dataclasses.fields(Workload)}
     pairs += [(f"--{name}", str(value)) for name, value in workload.items() if value is not None]
