@@ -165,7 +165,7 @@ def test_every_format_is_upgraded_to_what_it_is(name, tmp_path, capsys):
 PAIR = ["build", "deepseek-v3", "--gpu", "h200", "--profile", "disagg", "--format", "trtllm-serve"]
 EDITED = [
     (["build", "tiny", "--engine", "vllm", "--gpu", "h200"], ["start.sh", "tensorrt_llm/1/tiny/model.safetensors"]),
-    ([*R1, "--image", "26.02"], ["start.sh"]),
+    ([*R1, "--engine", "vllm", "--image", "26.07"], ["start.sh"]),
     (PAIR, ["context/serve.sh", "generation/serve.sh", "orchestrator.sh"]),
     ([*R1, "--set", "stream_interval=4", "--no-decoupled"], ["start.sh"]),
 ]
@@ -243,7 +243,6 @@ def test_a_damaged_manifest_or_options_that_are_no_longer_taken(folder, capsys):
     for options, expected in {
         "deepseek-r1 --gpu h200 --gpus 4": "what works: --gpus 8",
         "deepseek-r1 --gpu h200 --gone 1": "`deepseek-triton plan` has no --gone 1",
-        "deepseek-r9 --gpu h200": "unknown variant 'deepseek-r9'",
         "--gpus": "argument --gpus: expected one argument",
         "tiny '": "No closing quotation",
         "--help": "is refused now",
@@ -256,8 +255,10 @@ def test_a_damaged_manifest_or_options_that_are_no_longer_taken(folder, capsys):
     for text in ("{", json.dumps({name: record[name] for name in record if name != "options"})):
         (folder / MANIFEST).write_text(text)
         assert 'write {"options": "..."}' in refused(capsys, folder)
-    (folder / MANIFEST).write_text(json.dumps({"options": record["options"]}))
-    assert upgraded(capsys, folder)["status"] == "waiting"
+    options = record["options"].replace("1.1.0", "1.2.1 --format trtllm-serve")
+    (folder / MANIFEST).write_text(json.dumps({"options": options}))
+    upgraded(capsys, folder, "--apply")
+    assert [path.name for path in folder.rglob("*.json")] == [Path(MANIFEST).name]
 
 
 @pytest.mark.slow
@@ -275,6 +276,10 @@ def test_what_is_no_folder_to_upgrade_is_refused(folder, capsys, monkeypatch):
     ]
     for argv, expected in cases:
         assert expected in refused(capsys, *argv, code=2)
+    Path("pair/context").mkdir(parents=True)
+    for side in ("context", "."):  # the pair's own manifest is not there, and damaged
+        Path("pair", side, Path(MANIFEST).name).write_text("{")
+        assert "build the pair again" in refused(capsys, "pair")
     # The shell would stay in the folder that is the backup now, and the next upgrade would be the backup's.
     before = tree(place)
     for here in (place, place / "tensorrt_llm"):

@@ -30,8 +30,8 @@ _RECORDED = re.compile(rb'^(release|vllm): "([0-9.]+)"', re.MULTILINE)
 # Files that are read elsewhere, as scripts are, which lie beside the model.
 _ASKED_FOR = ("config.pbtxt", "1/model.yaml", f"1/{RELEASE_RECORD}")
 STAMP_FIX = (
-    'if nothing else is left of it, write {"options": "..."}, with what is behind `build` in the first line of '
-    "start.sh and the other files; then `deepseek-triton upgrade DIR --apply` writes the rest of it"
+    'if nothing else is left of it, write {"options": "..."}, with what is behind `build`, and before `, for`, in '
+    "the first comment of start.sh and the other files; then `deepseek-triton upgrade DIR --apply` writes the rest"
 )
 
 

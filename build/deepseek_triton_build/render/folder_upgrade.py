@@ -96,6 +96,7 @@ def plan_upgrade(folder: Path, now: Sequence[File], *, keep: Keep = "yours") -> 
     origins: dict[str, tuple[str, bytes | None]] = {}
     for prefix, path in manifests_of(folder):  # of a pair, those of the sides come last and know more
         record = read_manifest(path)
+        origins[path.relative_to(folder).as_posix()] = ("", None)  # another format has it in another place
         for name, checksum in recorded_checksums(record).items():
             origins[prefix + name] = (checksum, unpacked_text(record, name))
     ours = {*origins, *generated}

@@ -345,7 +345,7 @@ def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
     if given := _options_set(args, tuple(option for option in _FOR_GPUS if option != "--profile" or not is_pair)):
         engine = "vllm" if {*given}.intersection(_FOR_ONE_ENGINE["vllm"]) else "tensorrt_llm"
         raise OptionError(
-            f"{variant} runs on an embedded engine: leave out {', '.join(given)}, or add --engine {engine}"
+            f"{variant} runs on an embedded engine: leave out {', '.join(given)}, or build with --engine {engine}"
         )
 
 

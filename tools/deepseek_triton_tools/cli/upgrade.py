@@ -83,6 +83,7 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     from deepseek_triton_build import backups_of, manifests_of, read_manifest
     from deepseek_triton_build.check import MANIFEST, STAMP_FIX
 
+    again = "take it from a backup, or build the pair again"
     if not (found := manifests_of(folder)):
         if not folder.exists() and (backups := backups_of(folder)):
             raise ToolError(f"{folder}: is gone; it is whole as it was in {backups[-1]}: move that back", exit_code=2)
@@ -90,10 +91,7 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
         raise ToolError(f"{expected}; name the folder that was --output", exit_code=2)
     side, manifest = found[0]
     if side:
-        raise ToolError(
-            f"{folder}: expected the pair's own {MANIFEST} beside {side}, found none; take it from a backup, or build "
-            "the pair again"
-        )
+        raise ToolError(f"{folder}: expected the pair's own {MANIFEST} beside {side}, found none; {again}")
     record = read_manifest(manifest)
     place = Path(os.path.realpath(folder))
     above = manifests_of(place.parent)
@@ -101,7 +99,8 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     if is_side and read_manifest(above[0][1]).get("profile") == "disagg":  # both have to be for the same release
         raise ToolError(f"{folder}: is one side of a pair; upgrade both, in {place.parent}", exit_code=2)
     if not isinstance(record.get("options"), str) or not record["options"]:
-        raise ToolError(f'{manifest}: expected the options of `build` as "options", found none; {STAMP_FIX}')
+        fix = again if found[1:] else STAMP_FIX  # no file has the options of both sides
+        raise ToolError(f'{manifest}: expected the options of `build` as "options", found none; {fix}')
     if manifest.parent == folder and record.get("format") == "triton" and record.get("profile") != "disagg":
         raise ToolError(f"{folder}: is a model of a repository; name the repository, {folder.parent}", exit_code=2)
     return manifest, record
