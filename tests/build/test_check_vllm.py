@@ -306,6 +306,8 @@ def test_every_argument_is_known_as_a_flag(version):
         if row.type == "bool" and name not in WITHOUT_FLAG:
             assert settings_of(f"vllm serve m {as_flag(name, True)[6:]}", version) == {name: True}
             assert settings_of(f"vllm serve m {as_flag(name, False)[6:]}", version) == {name: False}
+    written = as_flag("compilation_config", {"mode": 3})[6:]
+    assert settings_of(f"vllm serve m {written}", version) == {"compilation_config.mode": 3}
 
 
 def test_the_program_is_found_however_it_is_started(tmp_path):

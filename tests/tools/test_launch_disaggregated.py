@@ -1,6 +1,7 @@
 """`launch kubernetes` and `launch slurm` for a pair of context and generation servers."""
 
 import os
+import shlex
 import shutil
 import subprocess
 
@@ -309,9 +310,10 @@ def test_folders_of_other_formats_say_how_they_are_started(tmp_path):
         "trtllm-serve": "deepseek-triton launch docker {}",
     }
     for number, (words, expected) in enumerate(cases.items()):
-        folder = tmp_path / str(number)
+        folder = tmp_path / f"a {number}"
         build = ["build", "deepseek-r1", "--gpu", "h200", "--format", *words.split(), "--output", str(folder)]
         assert run_command(*build).returncode == 0
         for form in ("local", "slurm", "kubernetes"):
             code, out, err = launched(form, folder)
-            assert (code, out, len(err.splitlines()), expected.format(folder) in err) == (1, "", 1, True)
+            said = expected.format(shlex.quote(str(folder))) in err
+            assert (code, out, len(err.splitlines()), said) == (1, "", 1, True)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -244,7 +245,8 @@ def _way_out(facts: CheckpointFacts, stored: str, other: Precision | None) -> st
     if is_v4(facts.config) and stored in ("fp8", "mxfp4"):
         return f'write "expert_dtype": "{stored[-3:]}" into config.json'
     if stored == "bf16":
-        return f"quantize it: deepseek-triton checkpoint quantize {safe_name(str(facts.folder))} --to fp8 --output NEW"
+        folder = shlex.quote(safe_name(str(facts.folder)))
+        return f"quantize it: deepseek-triton checkpoint quantize {folder} --to fp8 --output NEW"
     if stored == "fp8":
         too = "" if believed == "config.json" else f"remove {QUANT_CONFIG}, and "
         section = '{"quant_method": "fp8", "weight_block_size": [128, 128]}'

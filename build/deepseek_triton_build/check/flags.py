@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -205,7 +206,7 @@ def as_flag(argument: str, value: Any) -> str:
         return f"write --no-{name[2:]}"
     if value is None or value is True:
         return f"write {name}"
-    return f"write {name} {json.dumps(value) if isinstance(value, dict | list) else value}"
+    return f"write {name} {shlex.quote(json.dumps(value)) if isinstance(value, dict | list) else value}"
 
 
 def _argument(flag: str, version: VllmVersion) -> tuple[str, bool]:

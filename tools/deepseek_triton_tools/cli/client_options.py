@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -164,7 +165,7 @@ def add_sampling_options(verb: VerbParser) -> None:
 
 
 def _refuse(name: str, value: str) -> None:
-    raise argparse.ArgumentTypeError(f"say it as --set {name}={value}")
+    raise argparse.ArgumentTypeError(f"say it as --set {shlex.quote(f'{name}={value}')}")
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

@@ -40,7 +40,7 @@ def nodes_by_hand(facts: LaunchFacts, options: LaunchOptions, form: str) -> Iter
     """Yield how a form that starts one node is used on each, unless it was told which node this is."""
     if needs_master(facts) and not {MASTER, NODE} <= dict(options.environment).keys():
         commands = [
-            f"deepseek-triton launch {form} {facts.source} --env {NODE}={number} --env {MASTER}=ADDRESS"
+            f"deepseek-triton launch {form} {shlex.quote(facts.source)} --env {NODE}={number} --env {MASTER}=ADDRESS"
             for number in range(facts.nodes)
         ]
         yield (

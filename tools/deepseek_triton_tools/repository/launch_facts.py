@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,7 +345,7 @@ def _serving_of_script(source: str, script: Path, stamp: Stamp) -> Serving:
 
 def _problem(source: str, folder: Path, without_triton: bool) -> str | None:
     """Return the reason why the folder can't be launched; None where it can."""
-    name = safe_name(source)
+    name, typed = safe_name(source), shlex.quote(safe_name(source))
     written = "launch runs what deepseek-triton build writes: deepseek-triton build VARIANT --gpu GPU --output DIR"
     if not source.strip():
         return "the repository's name is empty: is a variable not set?"
@@ -358,11 +359,12 @@ def _problem(source: str, folder: Path, without_triton: bool) -> str | None:
             **{up / START_SCRIPT: f"is part of a repository: name {safe_name(str(up))}" for up in folder.parents[:2]},
             folder / "generation" / START_SCRIPT: "is a pair, which launch slurm and launch kubernetes start: name one "
             "of its repositories, context/ or generation/",
-            folder / _DYNAMO: f"is for Dynamo, which has no Triton server to launch: kubectl apply -f {name}/{_DYNAMO}",
+            folder
+            / _DYNAMO: f"is for Dynamo, which has no Triton server to launch: kubectl apply -f {typed}/{_DYNAMO}",
             folder / _ORCHESTRATOR: "is a pair of trtllm-serve servers, which launch does not start: run "
             f"context/{SERVE_SCRIPT} and generation/{SERVE_SCRIPT} on their machines, and {_ORCHESTRATOR}, which joins "
             "them",
-            folder / SERVE_SCRIPT: f"is a server without Triton: deepseek-triton launch docker {name}",
+            folder / SERVE_SCRIPT: f"is a server without Triton: deepseek-triton launch docker {typed}",
         }
         kind = next((path for path in others if path.is_file()), None)
         if kind is None or kind.name != SERVE_SCRIPT or not without_triton:
@@ -377,7 +379,7 @@ def _problem(source: str, folder: Path, without_triton: bool) -> str | None:
         script, home = folder / START_SCRIPT, versions[0].parent
     stamp, _ = read_stamp(home, "")
     if stamp.text("engine") is None:
-        more = f"; see deepseek-triton check {name}" if script.name == START_SCRIPT else ""
+        more = f"; see deepseek-triton check {typed}" if script.name == START_SCRIPT else ""
         expected = f"{name} has no whole {MANIFEST}, which says what the folder was made for"
         return f"{expected}: copy the whole folder, or write it anew{more}"
     for finding in changed_files(stamp, home, folder, ""):
