@@ -360,16 +360,19 @@ FATES = [
 async def test_what_the_servers_do_is_the_answer_or_one_error_and_no_kv_cache_is_held():
     found = []
     for context, generation, *_ in FATES:
-        cluster = Cluster(context, generation)
+        cluster, call = Cluster(context, generation), asked()
         async with fleet_of(cluster) as fleet:
             try:
-                assert (await answer_of(fleet))[0] == TEXT
+                assert (await answer_of(fleet, call))[0] == TEXT
                 code = ""
             except UpstreamError as error:
                 code = error.code
             asked_for = [f"{server} {kind}".strip() for server, kind in cluster.asked]
             await settled(cluster)
         assert cluster.held == set()
+        # As the access log has it, none of the context servers where a generation server did all.
+        assert [url[7] for url in call.context_tried + call.tried] == [server for server, _ in cluster.asked]
+        assert bool(call.context_tried) == (asked_for[-1] != "g")
         found.append((context, generation, code, asked_for))
     assert found == FATES
 

@@ -115,6 +115,9 @@ class _SharedRequest:
             may_pass = error.unprocessed and error.code != "E_OVERLOADED"  # a generation server does all of it
             if not self.handover and (self._num_text or self._num_reasoning or not may_pass):
                 raise  # with a handover the last response has come, so whatever went wrong after it means nothing
+            if not self.handover:  # all of these were asked in vain
+                self._call.tried.extend(self._call.context_tried)
+                self._call.context_tried.clear()
 
     async def generation(self) -> AsyncGenerator[list[Part], None]:
         """The answer from where the client's text ends.
@@ -136,7 +139,6 @@ class _SharedRequest:
                     raise
                 _log.warning("the prompt of a request is computed again: %s", error)
                 self._must_fetch = not was_lost  # the server may have died before it fetched
-                self._call.tried.clear()  # where the KV cache was lost, the server is well
                 self.let_go()
 
     async def _continued(self, request_type: str) -> AsyncGenerator[list[Part], None]:
@@ -147,7 +149,8 @@ class _SharedRequest:
         num_text, num_reasoning = self._num_text, self._num_reasoning
         # Whatever a generation server has cached is of no use: the KV cache comes from elsewhere.
         late = self._take_late_refusal if request_type == "generation_only" else self._call.late
-        call = structs.replace(self._call, inputs=inputs, affinity=None, sent=[], late=late)
+        # Where the KV cache was lost, the server is well, and may be asked again.
+        call = structs.replace(self._call, inputs=inputs, affinity=None, tried=[], sent=[], late=late)
         has_answered = was_refused = False
         num_held = 0  # tokens that another server would generate again
         try:
@@ -170,6 +173,7 @@ class _SharedRequest:
             was_refused = not has_answered
             raise
         finally:
+            self._call.tried.extend(call.tried)
             # A server fetches the KV cache of a request that it takes, even if the client has left meanwhile.
             if call.sent and not was_refused and request_type == "generation_only":
                 self._must_fetch = False
