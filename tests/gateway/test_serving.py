@@ -144,6 +144,9 @@ def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced_once_another_
     assert survivor in after
     assert victim not in after
 
+    gateway.process.terminate()
+    assert gateway.process.stderr.read().decode().count(NOTICE) == 1  # though nothing runs
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (1, signal.SIGHUP), (2, signal.SIGTERM)])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
+from socket import socket
 from types import FrameType
 from typing import Any
 
@@ -30,27 +31,13 @@ _OPEN_FILES = 2**16
 """Each client has a connection, and so has each request to a server. Some are kept for the next request."""
 Problems = Callable[[bool], Iterable[str]]
 """Why workers can't begin, or, of True, should not take the place of others that are well."""
+_STOPPING = "stopping: running requests may go on for %s s"
 _log = logging.getLogger(__name__)
-
-
-class DrainNotice(logging.Filter):
-    """Lets pass what uvicorn says below WARNING only where a stop waits, which somebody at a terminal must be told."""
-
-    def __init__(self, settings: GatewaySettings) -> None:
-        super().__init__()
-        self._notice = f"stopping: running requests may go on for {settings.drain_s} s"
-        if settings.workers == 1:  # workers are uvicorn's own servers, which drop their requests then
-            self._notice += "; Ctrl-C again ends them at once"
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if waits := record.getMessage().startswith("Waiting for connections"):
-            record.msg = self._notice
-        return waits or record.levelno >= logging.WARNING
 
 
 def serve(settings: GatewaySettings, problems: Problems = lambda _: ()) -> None:
     """Serve until a signal says stop; then finish what runs, for at most `drain_s`. Raises SystemExit if it can't."""
-    _configure_logging(settings)
+    _configure_logging()
     allow_open_files(_OPEN_FILES)
     # uvicorn sends itself the signal again when it has stopped; the folder below is to be removed even then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -77,7 +64,7 @@ def worker_application() -> object:
     from deepseek_triton_tools.gateway.application import create_app
 
     settings: GatewaySettings = pickle.loads((Path(os.environ[_FOLDER_VARIABLE]) / _SETTINGS).read_bytes())
-    _configure_logging(settings)
+    _configure_logging()
     return create_app(settings)
 
 
@@ -96,6 +83,10 @@ class GatewayServer(uvicorn.Server):
                 task.cancel()
         else:
             super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        _log.info(f"{_STOPPING}; Ctrl-C again ends them at once", self.config.timeout_graceful_shutdown)
+        await super().shutdown(sockets)
 
 
 class GatewayWorkers(Multiprocess):
@@ -129,6 +120,13 @@ class GatewayWorkers(Multiprocess):
         if problem and self._told != former:
             _log.error("%s", self._told)
         return not problem
+
+    def handle_term(self) -> None:
+        if not self.should_exit.is_set():
+            _log.info(_STOPPING, self.config.timeout_graceful_shutdown)
+        super().handle_term()
+
+    handle_int = handle_term
 
     def terminate_all(self) -> None:
         for each in self.sockets:
@@ -167,12 +165,9 @@ def _run(factory: str | Callable[[], object], settings: GatewaySettings, problem
         sys.exit(1)
 
 
-def _configure_logging(settings: GatewaySettings) -> None:
+def _configure_logging() -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("deepseek_triton_tools").setLevel(logging.INFO)
-    of_uvicorn = logging.getLogger("uvicorn.error")
-    of_uvicorn.setLevel(logging.INFO)
-    of_uvicorn.addFilter(DrainNotice(settings))
 
 
 MOST_HEAD_BYTES = 2**16
