@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, RequestRecord, write_result
+from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, RequestRecord, Slo, write_result
 from deepseek_triton_tools.bench.result_tables import (
     Estimate,
     compare,
@@ -196,10 +196,12 @@ def test_interrupted_runs_are_not_compared():
 
 def test_what_else_differs_is_said():
     a = result(1.0, server={"engine": "tensorrt_llm", "engine_version": "1.0.0"})
-    b = result(1.0, gpus=4, dataset="real", server={"engine": "tensorrt_llm", "engine_version": "1.2.1"})
+    server = {"engine": "tensorrt_llm", "engine_version": "1.2.1"}
+    b = result(1.0, gpus=4, dataset="real", slo=Slo(ttft_ms=500), server=server)
     assert compare(a, b).differences == (
-        "dataset differs: 'token-norm-dist 5/10' and 'real'",
+        "dataset differs: token-norm-dist 5/10 and real",
         "gpus differs: 2 and 4",
+        "slo differs: none and TTFT 500 ms",
         "the server's engine_version differs: '1.0.0' and '1.2.1'",
     )
 

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -193,7 +193,6 @@ def _tables(results: Sequence[NamedResult]) -> Iterator[str]:
 
 
 def _facts(result: BenchResult) -> dict[str, str]:
-    limits = [f"{name.removesuffix('_ms').upper()} {limit:g} ms" for name, limit in asdict(result.slo).items() if limit]
     facts: dict[str, Any] = {
         "Model": result.served_model,
         "Dataset": result.dataset,
@@ -202,7 +201,7 @@ def _facts(result: BenchResult) -> dict[str, str]:
         "Servers": ", ".join(result.urls),
         "Endpoint": result.endpoint,
         "GPUs": "not known" if result.gpus is None else result.gpus,
-        "SLO": ", ".join(limits),
+        "SLO": str(result.slo),
     }
     for name, title in _SERVER_FACTS.items():
         value = result.server.get(name, "")

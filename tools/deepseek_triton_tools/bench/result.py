@@ -70,6 +70,10 @@ class Slo:
     """The request's longest gap between two tokens."""
     e2el_ms: float | None = None
 
+    def __str__(self) -> str:
+        limits = asdict(self).items()
+        return ", ".join(f"{name.removesuffix('_ms').upper()} {limit:g} ms" for name, limit in limits if limit)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineBin:

@@ -333,8 +333,9 @@ def _figures(ours: BenchPoint, theirs: BenchPoint) -> Iterator[FigureComparison]
 
 def _differences(a: BenchResult, b: BenchResult, pairs: Sequence[tuple[BenchPoint, BenchPoint]]) -> Iterator[str]:
     for name in _IDENTITY:
-        if getattr(a, name) != getattr(b, name):
-            yield f"{name} differs: {getattr(a, name)!r} and {getattr(b, name)!r}"
+        first, second = (str(getattr(result, name) or "") or "none" for result in (a, b))
+        if first != second:
+            yield f"{name} differs: {first} and {second}"
     for name in sorted({*a.server, *b.server}):
         if a.server.get(name) != b.server.get(name):
             yield f"the server's {name} differs: {a.server.get(name)!r:.100} and {b.server.get(name)!r:.100}"
