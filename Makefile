@@ -54,7 +54,11 @@ OTHERS = $(filter-out $(VENV)/lib/$(shell $(PYTHON) -c 'import sys; print("pytho
 # Of a stamp: `renew` where what lies beside it was installed for another folder, as in a clone that was copied or moved.
 # Its scripts name a Python of that folder, and its code is run. A .venv that is a link was meant to be shared.
 moved = $(shell test -h $(patsubst %/,%,$(dir $(1))) || test ! -e $(1) \
-  || grep -sqxF "$$(pwd -P)/build" $(dir $(1))lib/*/site-packages/_deepseek_triton.pth || echo renew)
+  || { test ! -s $(1) && grep -sqxF "$$(pwd -P)/build" $(dir $(1))lib/*/site-packages/_deepseek_triton.pth; } || echo renew)
+# Until all is installed again the stamp says so: pip writes the file above long before its end.
+BEGUN = $(if $(call moved,$@),@echo renew > $@)
+# An interrupt takes no such stamp away.
+.PRECIOUS: $(DEMO) $(VLLM_INSTALLED) $(CLIENTS_INSTALLED)
 # Takes nothing away before all is fetched.
 AGAIN := --force-reinstall pip
 
@@ -153,9 +157,10 @@ $(DEMO): pyproject.toml $(call moved,$(DEMO)) $(if $(filter command line,$(origi
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 8) or sys.exit($(TOO_OLD) % sys.version_info[:2])'
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing what the demo needs into $(VENV)"
+	$(BEGUN)
 	@$(PYTHON) -m venv --without-pip $(if $(OTHERS),--clear) $(VENV)
 	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log $(if $(call moved,$@),$(AGAIN) $(if $(wildcard $(INSTALLED)),--group dev)) --editable '.[demo]'
-	@touch $@
+	@: > $@
 
 $(INSTALLED): $(DEMO)
 	@echo "installing what the tests need into $(VENV)"
@@ -166,20 +171,22 @@ $(INSTALLED): $(DEMO)
 $(VLLM_INSTALLED): pyproject.toml $(call moved,$(VLLM_INSTALLED))
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing vLLM and what its tests need into $(VLLM_VENV)"
+	$(BEGUN)
 	@$(PYTHON) -m venv --without-pip $(VLLM_VENV)
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log $(if $(call moved,$@),$(AGAIN)) --editable '.[demo]' --group vllm
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --no-deps --group vllm-alone
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log --no-deps --editable tests/with_vllm/without_gpu
-	@touch $@
+	@: > $@
 
 # The servers run from .venv: here are only the clients, and ours to compare with.
 $(CLIENTS_INSTALLED): pyproject.toml $(call moved,$(CLIENTS_INSTALLED))
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing the clients that ask the gateway into $(CLIENTS_VENV)"
+	$(BEGUN)
 	@$(PYTHON) -m venv --without-pip $(CLIENTS_VENV)
 	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log $(if $(call moved,$@),$(AGAIN)) --editable . --group conformance
 	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log --no-deps --group conformance-alone
-	@touch $@
+	@: > $@
 
 # Only Python 3.11 to 3.13 has it.
 $(PACES_INSTALLED): pyproject.toml

@@ -164,10 +164,18 @@ def test_make_notices_a_python_that_is_too_old_and_a_clone_that_was_moved(tmp_pa
     done = subprocess.run([sys.executable, "-c", old], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("this is 2.7: ")) == (1, 1)
 
-    (site := tmp_path / "a clone/.venv/lib/python3/site-packages").mkdir(parents=True)
-    make = ["make", "--dry-run", f"--directory={tmp_path}/a clone", f"--file={makefile}", "demo"]
+    folder, pth = tmp_path / "a clone", ".venv/lib/python3/site-packages/_deepseek_triton.pth"
+    (python := folder / ".venv/bin/python").parent.mkdir(parents=True)
+    (folder / pth).parent.mkdir(parents=True)
     for file in ("pyproject.toml", ".venv/.demo"):
-        (tmp_path / "a clone" / file).touch()
+        (folder / file).touch()
+    # As pip does, it says where the code is long before its end.
+    python.write_text(f'#!/bin/sh\ncase $* in *pip_install*) echo "$@"; echo "$PWD/build" > {pth}; $END; esac')
+    python.chmod(0o755)
+    make, forced = ["PYTHON=.venv/bin/python", "make", f"-C{folder}", f"-f{makefile}", ".venv/.demo"], []
     for other in ("", "2"):
-        (site / "_deepseek_triton.pth").write_text(f"{tmp_path}/a clone{other}/build\n/")
-        assert ("--force-reinstall" in subprocess.check_output(make, text=True)) == bool(other)
+        (folder / pth).write_text(f"{folder}{other}/build\n/")
+        for end in ("kill 0", "true", "true"):
+            done = subprocess.run(["env", f"END={end}", *make], start_new_session=True, capture_output=True, text=True)
+            forced.append("--force-reinstall" in done.stdout)
+    assert forced == [False, False, False, True, True, False]
