@@ -32,6 +32,8 @@ CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 PACES_VENV := .venv-aiconfigurator
 PACES_BIN := $(PACES_VENV)/bin
 PACES_INSTALLED := $(PACES_VENV)/.installed
+# The auditor has one that may be half made, or another folder's: it is asked as a module, by no script.
+AUDITOR := .cache/audit/bin/python -m
 REQUIREMENTS := tools/docker/requirements.txt
 UNIT := tests/backend tests/build tests/client tests/contract tests/gateway tests/tools
 # `make test-vllm ONLY=sample` runs what .ci/run runs of a lane.
@@ -136,16 +138,16 @@ release: $(INSTALLED)  ## wheel, sdist, SBOM and checksums of the commit into di
 smoke: $(INSTALLED)  ## install what is in dist/ into bare environments, and use it there
 	@PYTHONPATH=tools $(BIN)/python -m releasing.smoke dist
 
-# The auditor has an environment of its own, and asks the vulnerability service of PyPI.
+# It asks the vulnerability service of PyPI.
 audit: $(REQUIREMENTS)  ## look for known vulnerabilities in the pinned requirements of the image
-	@test -d .cache/audit || $(PYTHON) -m venv .cache/audit
-	@.cache/audit/bin/pip install --quiet 'pip-audit>=2.9,<3'
-	@.cache/audit/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(REQUIREMENTS)
+	@$(AUDITOR) pip show --quiet pip 2> /dev/null || $(PYTHON) -m venv --clear .cache/audit
+	@$(AUDITOR) pip install --quiet 'pip-audit>=2.9,<3'
+	@$(AUDITOR) pip_audit --strict --disable-pip --require-hashes --requirement $(REQUIREMENTS)
 
 requirements: pyproject.toml  ## renew the pinned requirements of the image, with their hashes
-	@test -d .cache/audit || $(PYTHON) -m venv .cache/audit
-	@.cache/audit/bin/pip install --quiet 'uv>=0.9,<1'
-	@UV_CUSTOM_COMPILE_COMMAND='make requirements' .cache/audit/bin/uv pip compile --quiet --universal --upgrade \
+	@$(AUDITOR) pip show --quiet pip 2> /dev/null || $(PYTHON) -m venv --clear .cache/audit
+	@$(AUDITOR) pip install --quiet 'uv>=0.9,<1'
+	@UV_CUSTOM_COMPILE_COMMAND='make requirements' $(AUDITOR) uv pip compile --quiet --universal --upgrade \
 	--python-version 3.12 --extra tools --extra gateway --extra tracing --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-annotate pyproject.toml --output-file $(REQUIREMENTS)
 
