@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnusableCheckpointError,
     )
-    from deepseek_triton_build.data.own_files import model_repository, version_dir
+    from deepseek_triton_build.data.own_files import backend_module, model_repository, version_dir
     from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting, footnotes
     from deepseek_triton_build.data.profiles import DISAGGREGATED, Workload
     from deepseek_triton_build.planning.disaggregated import (

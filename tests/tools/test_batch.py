@@ -103,18 +103,21 @@ def test_every_wrong_row_is_named_before_anything_is_sent(run, model_server, fol
         "{": "not JSON",
         "[1]": 'expected a text or an object with "prompt" or "messages", got [1]',
         "{}": 'expected one of "prompt" and "messages", got nothing',
-        '{"prompt": "a", "messages": "b"}': "got 'prompt', 'messages'",
-        '{"prompt": 5}': "prompt: expected a text or token ids, got 5",
-        '{"prompt": []}': "prompt: expected a text or token ids, got []",
+        '{"prompt": "a", "messages": "b"}': "got prompt, messages",
+        '{"prompt": 5}': "prompt: expected a text or a list of token ids, got int",
+        '{"prompt": []}': "prompt: expected at least one token id",
+        '{"prompt": [-1]}': "prompt: expected a text or token ids, got [-1]",
         '""': "prompt: expected a text or token ids, got ''",
         '{"prompt": [true]}': "prompt: expected",
         '{"prompt": "a", "max_token": 5}': "unknown field 'max_token'; did you mean 'max_tokens'?",
         '{"prompt": "a", "temperature": "hot", "top_k": 1.5}': "temperature: expected",
-        '{"prompt": "a", "temperature": NaN}': "NaN is no number",
+        '{"prompt": "a", "temperature": NaN}': "not JSON",
         '{"prompt": "\\ud800"}': "not JSON",
         '{"prompt": "a", "id": [1]}': "id: expected a text or a whole number, got [1]",
         '{"prompt": "a", "request_id": 5}': "request_id: expected a text",
         '{"messages": [{"role": 5}]}': "messages[0]: expected",
+        '{"prompt": "a", "max_tokens": -1}': "max_tokens: expected a number >= 1",
+        '{"messages": [{"role": "usr", "content": "a"}]}': "role: expected one of system,",
     }
     code, _, err = run(['"right"', *wrong, '"right"'])
     *lines, last = err.splitlines()
@@ -123,8 +126,10 @@ def test_every_wrong_row_is_named_before_anything_is_sent(run, model_server, fol
     for number, (line, expected) in enumerate(zip(lines, wrong.values(), strict=True), start=2):
         assert line.startswith(f"in.jsonl line {number}: ")
         assert expected in line
+    assert run(['"a"'], "--temperature", "900")[:2] == (2, "")
     assert model_server.bodies == []
     assert not (folder / "out.jsonl").exists()
+    assert run([{"prompt": "a", "top_k": -1, "timeout_ms": 9000}])[0] == 0
 
 
 def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server, monkeypatch):
@@ -132,7 +137,7 @@ def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server, monkeypat
     model_server.script(*[Overloaded("full")] * 12)  # which is waited for
     model_server.answer = failing("b")
     code, _, err = run(['"a"', '"b"', '"c"'])
-    assert (code, err.partition(" in ")[0]) == (1, "3 of 3 rows done, 1 failed; 4 tokens")
+    assert (code, err.partition(" in ")[0]) == (1, "line 2: [E_INTERNAL] no\n3 of 3 rows done, 1 failed; 4 tokens")
     failed = rows()[1]
     assert failed["error"] == {"type": "ServerError", "code": "E_INTERNAL", "message": "no"}
     assert "text" not in failed
@@ -140,11 +145,13 @@ def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server, monkeypat
 
 
 def test_max_failures_ends_the_batch(run, model_server):
-    model_server.answer = failing("b", "c")
-    code, _, err = run([f'"{prompt}"' for prompt in "abcdef"], "--max-failures", "2", "--concurrency", "1")
-    assert (code, err.partition(";")[0]) == (1, "3 of 6 rows done, 2 failed")
-    assert "the same command with --resume goes on" in err
-    assert texts() == ["A", "E_INTERNAL", "E_INTERNAL"]
+    for refusal in ("E_INTERNAL", "E_UNSUPPORTED"):
+        model_server.answer = failing("b", "c", code=refusal)
+        lines = [f'"{prompt}"' for prompt in "abcdef"]
+        code, _, err = run(lines, "--max-failures", "2", "--concurrency", "1", "--overwrite")
+        assert (code, err.partition(";")[0]) == (1, f"line 2: [{refusal}] no\n3 of 6 rows done, 2 failed")
+        assert ("the same command with --resume goes on" in err) == (refusal == "E_INTERNAL")
+        assert texts() == ["A", refusal, refusal]
 
 
 def test_a_server_that_is_not_there_fails_the_whole_and_no_row(folder, capsys):

@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(run, model_server, tmp_pa
         (["hi", "--cert", __file__, "--key", "/no/tls.key"], "--key: expected a PEM file, found none at '/no/tls.key'"),
         (["hi", "--ca", __file__], "generate: --ca: expected"),
     ]
-    contents = {"{": "is not JSON", "{}": "messages: expected a list", '[{"role": 1}]': "messages[0]: expected"}
+    contents = {"{": "is not JSON", "{}": "messages: expected a text", '[{"role": 1}]': "messages[0]: expected"}
     for number, (content, expected) in enumerate(contents.items()):
         (tmp_path / f"{number}.json").write_text(content)
         wrong.append((["--messages", str(tmp_path / f"{number}.json")], expected))

@@ -122,14 +122,11 @@ def _token(path: Path | None) -> str | Callable[[], str] | None:
         try:
             return path.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ToolError(f"the token can't be read from {path}: {_reason(error)}") from error
+            reason = error.strerror or str(error) if isinstance(error, OSError) else "it is not text"
+            raise ToolError(f"the token can't be read from {path}: {reason}") from error
 
     read()  # a file that can't be read is refused now
     return read
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else "it is not text"
 
 
 # --- Sampling ---

@@ -76,7 +76,7 @@ def add_options(verb: VerbParser) -> None:
 
 def _generate(args: argparse.Namespace) -> int:
     """Ask, and print the text: as it comes, at the end, or in one JSON object. Raises ToolError when there is nothing
-    to ask, and DeepseekTritonError when it can't be answered."""
+    to ask or the files can't be used together, and DeepseekTritonError when it can't be answered."""
     is_batch = args.input is not None
     misplaced = [name for name in (_OF_ONE if is_batch else _OF_MANY) if getattr(args, name) not in (None, False)]
     if misplaced:
@@ -84,7 +84,26 @@ def _generate(args: argparse.Namespace) -> int:
         raise ToolError(f"{options}: {'not with' if is_batch else 'only with'} --input", exit_code=2)
     params = sampling_params(args)
     if is_batch:
-        return _run_batch(args, params)
+        if args.output is None:
+            raise ToolError("--input needs --output FILE (- is standard output)", exit_code=2)
+        if args.resume and str(args.output) == "-":
+            raise ToolError("--resume needs an --output that can be read again", exit_code=2)
+        if all(map(os.path.exists, (args.input, args.output))) and args.input.samefile(args.output):
+            raise ToolError(f"--input and --output are the same file, {args.output}", exit_code=2)
+        return run_batch(
+            args.input,
+            args.output,
+            params,
+            lambda: client_of(args, Retries(attempts_when_full=_PATIENCE_S, max_s=2)),  # a second each on average
+            chat=args.chat,
+            system=args.system,
+            concurrency=args.concurrency or 16,
+            resume=args.resume,
+            overwrite=args.overwrite,
+            max_failures=args.max_failures,
+            patience_s=_PATIENCE_S if args.retries is None else 0,
+            by_contract=not any(url.rstrip("/").endswith("/v1") for url in args.urls or ()),
+        )
     request = _request(args)
     completion: Completion | None = None
     with client_of(args) as client, to_reader():
@@ -96,29 +115,6 @@ def _generate(args: argparse.Namespace) -> int:
     if args.usage:
         complain(usage_line(completion))
     return complain_of_cut(completion, "generate")
-
-
-def _run_batch(args: argparse.Namespace, params: SamplingParams) -> int:
-    """Raises ToolError when the files can't be used together."""
-    if args.output is None:
-        raise ToolError("--input needs --output FILE (- is standard output)", exit_code=2)
-    if args.resume and str(args.output) == "-":
-        raise ToolError("--resume needs an --output that can be read again", exit_code=2)
-    if all(map(os.path.exists, (args.input, args.output))) and args.input.samefile(args.output):
-        raise ToolError(f"--input and --output are the same file, {args.output}", exit_code=2)
-    return run_batch(
-        args.input,
-        args.output,
-        params,
-        lambda: client_of(args, Retries(attempts_when_full=_PATIENCE_S, max_s=2)),  # a second each on average
-        chat=args.chat,
-        system=args.system,
-        concurrency=args.concurrency or 16,
-        resume=args.resume,
-        overwrite=args.overwrite,
-        max_failures=args.max_failures,
-        patience_s=_PATIENCE_S if args.retries is None else 0,
-    )
 
 
 def _request(args: argparse.Namespace) -> Request:

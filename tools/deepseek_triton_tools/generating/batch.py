@@ -32,7 +32,9 @@ from deepseek_triton_client import (
     ModelNotFound,
     SamplingParams,
     ServerUnavailable,
+    Timeouts,
 )
+from deepseek_triton_client._core.checked_request import batch_request
 from deepseek_triton_tools.generating import records
 from deepseek_triton_tools.host.whole_file import part_of
 from deepseek_triton_tools.terminal.output_streams import complain
@@ -53,6 +55,7 @@ def run_batch(
     overwrite: bool,
     max_failures: int | None,
     patience_s: float,
+    by_contract: bool,
 ) -> int:
     """Answer every row of `input` into `output`; `-` is standard input or output. Returns 1 when some rows failed.
 
@@ -64,16 +67,17 @@ def run_batch(
     :param resume: ask what the output lacks, and what failed in it; `overwrite`: begin it anew.
     :param max_failures: stop when this many rows have failed.
     :param patience_s: wait as long for a server that is lost after the first answer; 0: end.
+    :param by_contract: refuse what the wire contract does; servers of others may take it.
     :raises ToolError: when a row is wrong or a file can't be used, before anything is sent.
     :raises DeepseekTritonError: when the server can't be had, at all or any more.
     """
     with open_input(input) as file:
-        rows = BatchRows(file, records.file_name(input), params, chat, system)
+        rows = BatchRows(file, records.file_name(input), params, chat, system, by_contract)
         total = rows.check()
         with open_output(output, keep=resume or overwrite) as answers:
             done = answers.begin(rows, resume=resume)
             progress = BatchProgress(total, done - len(answers.failed))
-            how_to_resume = f"; the same command with --resume goes on in {answers.name}" if answers.can_resume else ""
+            resumes_in = answers.name if answers.can_resume else ""
             try:
                 with connect() as client:
                     send = partial(client.generate_many, concurrency=concurrency, params=params, return_errors=True)
@@ -84,11 +88,11 @@ def run_batch(
                 if progress.answered:
                     answers.finish()
                 if progress.done:
-                    complain(f"stopped: {progress.summary()}{how_to_resume}")
+                    complain(f"stopped: {progress.summary(resumes_in)}")
                 raise
             answers.finish()
     progress.clear()
-    complain(progress.summary() + (how_to_resume if progress.done < total or progress.failed else ""))
+    complain(progress.summary(resumes_in if progress.done < total or progress.failed else ""))
     return 1 if progress.failed else 0
 
 
@@ -120,7 +124,11 @@ def _answer(
                         raise answer
                     break
                 lost_since = None
-                output.write(unanswered.popleft(), answer)
+                row = unanswered.popleft()
+                output.write(row, answer)
+                if not isinstance(answer, Completion) and progress.errors.setdefault(answer.code, answer) is answer:
+                    progress.clear()
+                    complain(f"line {row.number}: {answer}")
                 progress.count(None if isinstance(answer, DeepseekTritonError) else answer.num_output_tokens or 0)
                 if progress.failed == max_failures:
                     return
@@ -153,8 +161,8 @@ class BatchProgress:
         """`done`: how many of the `total` rows an earlier run has answered."""
         self._total = total
         self._before = self.done = done
-        self.failed = 0
-        self._num_tokens = 0
+        self.failed = self._num_tokens = 0
+        self.errors: dict[str | None, DeepseekTritonError] = {}  # the first of each code
         self._started = time.monotonic()
         self._status = StatusLine()
         if self._status.is_terminal:
@@ -176,13 +184,16 @@ class BatchProgress:
         """Empty the terminal's line, for other output."""
         self._status.clear()
 
-    def summary(self) -> str:
+    def summary(self, resumes_in: str) -> str:
         elapsed = time.monotonic() - self._started
         failed = f", {self.failed} failed" if self.failed else ""
         before = f" ({self._before} by an earlier run)" if self._before else ""
+        refused = self.errors and all(isinstance(error, InvalidRequest) for error in self.errors.values())
+        how = "mend the options or the rows, then" if refused else "the same command with"
         return (
             f"{self.done} of {self._total} rows done{before}{failed}; "
             f"{self._num_tokens:,} tokens in {elapsed:.1f} s, {self._rate():,.0f} tokens/s"
+            + (f"; {how} --resume goes on in {resumes_in}" if resumes_in else "")
         )
 
     def _line(self) -> str:
@@ -219,6 +230,7 @@ class BatchRows:
     """Sampling of every row; the fields of a row win over them."""
     chat: bool = False
     system: str | None = None
+    by_contract: bool = True
 
     def __iter__(self) -> Iterator[BatchRow]:
         """Raises ToolError for a line that is wrong."""
@@ -230,6 +242,8 @@ class BatchRows:
 
     def check(self) -> int:
         """Count the rows, and name all that are wrong on stderr. Raises ToolError when one is wrong."""
+        if self.by_contract and (problem := records.refused(self.params)):
+            raise ToolError(problem, exit_code=2)
         num_rows = num_wrong = 0
         for number, line in self._lines():
             num_rows += 1
@@ -254,21 +268,14 @@ class BatchRows:
         row_id = request.pop("id", number if request_id is None else request_id)
         if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
             raise ToolError(f"id: expected a text or a whole number, got {row_id!r:.100}")
-        kinds = [kind for kind in ("prompt", "messages") if kind in request]
-        if len(kinds) != 1:
-            names = ", ".join(map(repr, request)) or "nothing"
-            raise ToolError(f'expected one of "prompt" and "messages", got {names}')
-        (kind,) = kinds
-        problem_of = records.problem_of_messages if kind == "messages" else _problem_of_prompt
-        problem = problem_of(request[kind])
-        if problem is None and request_id is not None and not (isinstance(request_id, str) and request_id):
-            problem = f"request_id: expected a text that is not empty, got {request_id!r:.100}"
-        if problem is not None:
-            raise ToolError(problem)
         try:
-            self.params.merged({name: value for name, value in request.items() if name not in (kind, "request_id")})
+            checked = batch_request(request, params=self.params, timeouts=Timeouts())
         except InvalidRequest as error:
             raise ToolError(error.message) from error
+        if checked.prompt == "" or min(checked.input_ids or (0,)) < 0:
+            raise ToolError(f"prompt: expected a text or token ids, got {request['prompt']!r:.100}")
+        if self.by_contract and (problem := records.refused(checked.params, request.get("messages"))):
+            raise ToolError(problem)
         digest = hashlib.sha256(line).hexdigest()[:16]
         return BatchRow(number, row_id, digest, records.as_asked(request, chat=self.chat, system=self.system))
 
@@ -290,8 +297,8 @@ def open_input(path: Path) -> IO[bytes]:
 
 def _parsed(line: bytes) -> records.Request:
     try:
-        row = json.loads(line, parse_constant=_refuse_constant)
-        json.dumps(row, ensure_ascii=False).encode()
+        row = json.loads(line)
+        json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:  # half a surrogate pair is valid JSON, but can't be encoded
         raise ToolError(f"not JSON: {error}") from error
     if isinstance(row, str):
@@ -299,16 +306,6 @@ def _parsed(line: bytes) -> records.Request:
     if not isinstance(row, dict):
         raise ToolError(f'expected a text or an object with "prompt" or "messages", got {row!r:.100}')
     return row
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
-
-
-def _problem_of_prompt(prompt: Any) -> str | None:
-    is_ids = isinstance(prompt, list) and all(type(token) is int and -1 < token < 2**31 for token in prompt)
-    is_right = prompt and (isinstance(prompt, str) or is_ids)
-    return None if is_right else f"prompt: expected a text or token ids, got {prompt!r:.100}"
 
 
 class Output:

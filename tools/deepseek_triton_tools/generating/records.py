@@ -11,7 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deepseek_triton_client import Answer, Cancelled, Completion
+from deepseek_triton_build import backend_module
+from deepseek_triton_client import Answer, Cancelled, Completion, InvalidRequest, SamplingParams, Timeouts
+from deepseek_triton_client._core.checked_request import batch_request
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -38,14 +40,26 @@ def as_asked(request: Mapping[str, Any], *, chat: bool, system: str | None) -> R
 
 def problem_of_messages(messages: Any) -> str | None:
     """Say what is wrong with a conversation; None when nothing is."""
-    if isinstance(messages, str):
-        return None
-    if not isinstance(messages, list) or not messages:
-        return f"messages: expected a list of messages, got {messages!r:.100}"
-    for position, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return f'messages[{position}]: expected {{"role": ..., "content": ...}}, got {message!r:.100}'
+    try:
+        batch_request({"messages": messages}, params=SamplingParams(), timeouts=Timeouts())
+    except InvalidRequest as error:
+        return error.message
     return None
+
+
+def refused(params: SamplingParams, messages: Any = None) -> str:
+    """Say what the wire contract refuses on every engine; "" for nothing. The types are right."""
+    contract, check_value = backend_module("contract"), backend_module("field_values").check_value
+    fields, problems = {each.name: each for each in (*contract.SAMPLING_FIELDS, *contract.REQUEST_FIELDS)}, []
+    for field, value in params.given():
+        try:
+            if (spec := fields.get(field.name)) and value != spec.off:
+                check_value(spec, value)
+        except ValueError as error:
+            problems.append(str(error))
+    for role in {each["role"] for each in messages or () if isinstance(each, dict)}.difference(contract.ROLES):
+        problems.append(f"role: expected one of {', '.join(contract.ROLES)}, got {role!r:.100}")
+    return "; ".join(problems)
 
 
 def read_messages(path: Path) -> Any:

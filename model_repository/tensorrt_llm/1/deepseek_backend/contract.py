@@ -271,6 +271,7 @@ SAMPLING_BY_NAME = {field.name: field for field in SAMPLING_FIELDS}
 
 TASKS = ("generate", "tokenize", "detokenize", "describe")
 REQUEST_TYPES = ("context_only", "generation_only", "context_and_generation")
+ROLES = ("system", "developer", "user", "assistant", "tool", "latest_reminder")
 
 REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
     _text(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from deepseek_backend.contract import MAX_MESSAGES, MAX_TOOLS
+from deepseek_backend.contract import MAX_MESSAGES, MAX_TOOLS, ROLES
 from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.field_values import check_characters, listed, quoted, read_json
 
@@ -130,7 +130,6 @@ def _json(where: str, text: str, kind: str) -> Any:
         raise ValueError(f"{where}: expected {expected}, got {quoted(text)} ({error})") from None
 
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "latest_reminder")
 # Clients keep an answer that was all reasoning, the result of a function without one, and empty instructions, with null
 # for the text.
 _MAY_BE_EMPTY = ("system", "developer", "assistant", "tool")
@@ -181,8 +180,8 @@ def _message(where: str, message: Any) -> dict[str, Any]:
         got += " without content" if "role" in message else ""
         raise ValueError(f"{where}: expected an object with role and content, got {got}")
     role = message["role"]
-    if role not in _ROLES:
-        raise ValueError(f"{where}.role: expected one of {', '.join(_ROLES)}, got {_named(role)}")
+    if role not in ROLES:
+        raise ValueError(f"{where}.role: expected one of {', '.join(ROLES)}, got {_named(role)}")
     check_characters(where, message)
     read = {**message, "role": "system" if role == "developer" else role, "content": _content(where, message)}
     if message.get("function_call"):
