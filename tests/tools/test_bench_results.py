@@ -106,8 +106,9 @@ def test_what_bench_did_not_write_is_refused(tmp_path, subtests):
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path):
-    with pytest.raises(ToolError, match=r"bench\.json can't be read"):
+    with pytest.raises(ToolError, match=r"bench\.json can't be read") as caught:
         read_result(tmp_path)
+    assert caught.value.exit_code == 2
     with pytest.raises(ToolError, match=r"bench\.json can't be written"):
         write_result(RESULT, tmp_path / "nowhere/bench.json")
 

@@ -256,7 +256,7 @@ def write_document(document: Mapping[str, Any], path: Path) -> None:
         file.write("\n")
 
 
-def read_result(path: Path, *, exit_code: int = 1) -> BenchResult:
+def read_result(path: Path) -> BenchResult:
     """Read a file that `write_result` wrote, or FILE_NAME in a folder.
 
     :raises ToolError: where it can't be read; it names the first field that is wrong.
@@ -271,10 +271,10 @@ def read_result(path: Path, *, exit_code: int = 1) -> BenchResult:
             raise ValueError(f"its schema is {schema!r}")
         return msgspec.convert(document, BenchResult)
     except OSError as error:
-        raise ToolError(f"{path} can't be read: {error.strerror}", exit_code=exit_code) from error
+        raise ToolError(f"{path} can't be read: {error.strerror}", exit_code=2) from error
     except (ValueError, msgspec.ValidationError) as error:  # JSON's and UTF-8's errors are ValueErrors
         said = f"{path}: expected what deepseek-triton bench writes, {SCHEMA}; {error}"
-        raise ToolError(said, exit_code=exit_code) from error
+        raise ToolError(said, exit_code=2) from error
 
 
 def _with_infinity(part: dict[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _add_compare_form(forms: Verbs) -> None:
         _compare,
         "deepseek-triton bench compare before/bench.json after/bench.json",
         "deepseek-triton bench compare before after --fail-if-worse 5",
-        notes="exit codes: 0; 1 a figure is worse (--fail-if-worse), or a file can't be read; 2 wrong command line",
+        notes="exit codes: 0; 1 a figure is worse (--fail-if-worse); 2 wrong command line, or a file can't be read",
     )
     option(verb, "a A", "bench.json, or the folder that --output named", path)
     option(verb, "b B", "the same of the other result", path)

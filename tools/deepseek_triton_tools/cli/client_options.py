@@ -123,7 +123,7 @@ def _token(path: Path | None) -> str | Callable[[], str] | None:
             return path.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror or str(error) if isinstance(error, OSError) else "it is not text"
-            raise ToolError(f"the token can't be read from {path}: {reason}") from error
+            raise ToolError(f"the token can't be read from {path}: {reason}", exit_code=2) from error
 
     read()  # a file that can't be read is refused now
     return read

@@ -192,7 +192,7 @@ def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
     from deepseek_triton_tools.bench.expected import choose_load
     from deepseek_triton_tools.bench.result import read_result
 
-    result = read_result(args.from_bench, exit_code=2)
+    result = read_result(args.from_bench)
     load = choose_load(result, result.slo if args.slo is None else args.slo)
     reasons = {}
     if another := _of_another(result.server, request):

@@ -292,7 +292,7 @@ def open_input(path: Path) -> IO[bytes]:
             shutil.copyfileobj(source, copy)
             return copy
     except OSError as error:
-        raise ToolError(f"{records.file_name(path)} can't be read: {error.strerror}") from error
+        raise ToolError(f"{records.file_name(path)} can't be read: {error.strerror}", exit_code=2) from error
 
 
 def _parsed(line: bytes) -> records.Request:

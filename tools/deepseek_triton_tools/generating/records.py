@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deepseek_triton_build import backend_module
 from deepseek_triton_client import Answer, Cancelled, Completion, InvalidRequest, SamplingParams, Timeouts
 from deepseek_triton_client._core.checked_request import batch_request
 from deepseek_triton_tools.terminal.output_streams import complain
@@ -49,6 +48,8 @@ def problem_of_messages(messages: Any) -> str | None:
 
 def refused(params: SamplingParams, messages: Any = None) -> str:
     """Say what the wire contract refuses on every engine; "" for nothing. The types are right."""
+    from deepseek_triton_build import backend_module  # here, because only a batch needs it
+
     contract, check_value = backend_module("contract"), backend_module("field_values").check_value
     fields, problems = {each.name: each for each in (*contract.SAMPLING_FIELDS, *contract.REQUEST_FIELDS)}, []
     for field, value in params.given():
@@ -79,7 +80,7 @@ def read_text(path: Path) -> str:
         content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
         return content.decode("utf-8")
     except OSError as error:
-        raise ToolError(f"{file_name(path)} can't be read: {error.strerror}") from error
+        raise ToolError(f"{file_name(path)} can't be read: {error.strerror}", exit_code=2) from error
     except UnicodeDecodeError as error:
         raise ToolError(f"{file_name(path)} is not UTF-8: {error.reason} at byte {error.start}") from error
 
