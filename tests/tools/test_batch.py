@@ -147,8 +147,7 @@ def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server, monkeypat
 def test_max_failures_ends_the_batch(run, model_server):
     for refusal in ("E_INTERNAL", "E_UNSUPPORTED"):
         model_server.answer = failing("b", "c", code=refusal)
-        lines = [f'"{prompt}"' for prompt in "abcdef"]
-        code, _, err = run(lines, "--max-failures", "2", "--concurrency", "1", "--overwrite")
+        code, _, err = run(LINES, "--max-failures", "2", "--concurrency", "1", "--overwrite")
         assert (code, err.partition(";")[0]) == (1, f"line 2: [{refusal}] no\n3 of 6 rows done, 2 failed")
         assert ("the same command with --resume goes on" in err) == (refusal == "E_INTERNAL")
         assert texts() == ["A", refusal, refusal]

@@ -58,7 +58,7 @@ def refused(params: SamplingParams, messages: Any = None) -> str:
                 check_value(spec, value)
         except ValueError as error:
             problems.append(str(error))
-    for role in {each["role"] for each in messages or () if isinstance(each, dict)}.difference(contract.ROLES):
+    for role in sorted({each["role"] for each in messages or () if isinstance(each, dict)}.difference(contract.ROLES)):
         problems.append(f"role: expected one of {', '.join(contract.ROLES)}, got {role!r:.100}")
     return "; ".join(problems)
 
