@@ -23,11 +23,11 @@ def test_the_client_asks_a_gateway():
             (client.generate, "Hi", {"text_input": "Hi"}),
             (client.generate, [5, 6], {"input_ids": [5, 6]}),
         ):
-            completion = ask(content, top_k=2, bad=["x"], add_special_tokens=False, guided_json=schema, max_tokens=9)
+            fields = {"top_k": 2, "max_tokens": 9, "bad": ["x"], "guided_json": schema}
+            completion = ask(content, **fields, add_special_tokens=False, request_id="job:1")
             sent = {name: json.loads(text) if name == "messages" else text for name, text in triton.asked[-1].items()}
-            assert sent.items() >= expected.items()
-            fields = {"top_k": 2, "max_tokens": 9, "bad": ["x"], "guided_json": schema, "n": 1}
-            assert json.loads(sent["sampling_parameters"]) == fields | {"add_special_tokens": False}
+            assert (sent.items() >= expected.items(), sent["id"][:6]) == (True, "job:1-")
+            assert json.loads(sent["sampling_parameters"]) == fields | {"n": 1, "add_special_tokens": False}
             counts = [getattr(completion, f"num_{each}_tokens") for each in ("input", "output", "cached", "reasoning")]
             assert (completion.text, completion.finish_reason, *counts) == ("Hello", "stop", 5, 3, 4, 1)
             assert completion.reasoning == ("hm" if ask == client.chat else "")

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 from weakref import WeakSet
@@ -41,6 +41,9 @@ PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
 _OWN_HEADERS = frozenset({"accept", "accept-encoding", "content-length", "content-type", "transfer-encoding"})
 
 NewSocket = Callable[[str, int, "ssl.SSLContext | None"], Socket]
+NewRequest = Callable[[], HttpRequest]
+Decode = Callable[[bytes], Outputs | None]
+"""Reads an event, and returns None for the one that ends the stream."""
 
 
 class HttpTransport:
@@ -69,13 +72,11 @@ class HttpTransport:
         self._streams_lock = threading.Lock()
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> "HttpResponseStream":
-        return self.stream(self._generate_target, encode_json(request_id, inputs), decode_json, connect_s)
+        request = partial(self.generate_request, self._generate_target, encode_json(request_id, inputs))
+        return self.stream(request, decode_json, connect_s)
 
-    def stream(
-        self, target: bytes, body: bytes, decode: Callable[[bytes], Outputs | None], connect_s: float | None
-    ) -> "HttpResponseStream":
-        """`decode` reads an event, and returns None for the one that ends the stream."""
-        stream = HttpResponseStream(self, target, body, decode, connect_s)
+    def stream(self, request: NewRequest, decode: Decode, connect_s: float | None) -> "HttpResponseStream":
+        stream = HttpResponseStream(self, request, decode, connect_s)
         with self._streams_lock:
             self._streams.add(stream)
         return stream
@@ -137,9 +138,10 @@ class HttpTransport:
         """Return a connection to the server; a new one connects when it sends its first request."""
         return await self.pool.take() or self._connect_to(self._server)
 
-    def generate_request(self, target: bytes, body: bytes) -> HttpRequest:
+    def generate_request(self, target: bytes, body: bytes, defaults: Mapping[bytes, bytes] = {}) -> HttpRequest:
+        """`defaults`: headers that the user's may replace."""
         headers = [
-            *self.headers(self._server),
+            *{**defaults, **dict(self.headers(self._server))}.items(),
             (b"content-type", b"application/json"),
             (b"accept", EVENT_STREAM.encode()),
             (b"accept-encoding", b"identity"),
@@ -196,17 +198,9 @@ class HttpTransport:
 class HttpResponseStream:
     """See `ResponseStream`."""
 
-    def __init__(
-        self,
-        transport: HttpTransport,
-        target: bytes,
-        body: bytes,
-        decode: Callable[[bytes], Outputs | None],
-        connect_s: float | None,
-    ) -> None:
+    def __init__(self, transport: HttpTransport, request: NewRequest, decode: Decode, connect_s: float | None) -> None:
         self._transport = transport
-        self._target = target
-        self._body = body
+        self._request = request
         self._decode = decode
         self._connect_s = connect_s
         self._connection: HttpConnection | None = None
@@ -253,7 +247,7 @@ class HttpResponseStream:
         await self._transport.pool.give_back(connection)
 
     async def _begin(self) -> HttpConnection:
-        request = self._transport.generate_request(self._target, self._body)
+        request = self._request()
         self._connection = connection = await self._transport.connection()
         # Checked once `interrupt` can see the connection: either it was interrupted, or the flag is seen here.
         if self._interrupted:

@@ -6,6 +6,7 @@ Requests have the names of OpenAI and vLLM, and events become the outputs that T
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -59,7 +60,9 @@ class OpenAITransport(HttpTransport):
         else:
             path, body["prompt"] = "completions", list(values.get("input_ids", ())) or values["text_input"][0]
         content = json.dumps(body, ensure_ascii=False).encode()
-        return self.stream(f"{self._path}/{path}".encode(), content, _outputs, connect_s)
+        request_ids = {b"x-request-id": quote(request_id, safe=":").encode()}
+        request = partial(self.generate_request, f"{self._path}/{path}".encode(), content, request_ids)
+        return self.stream(request, _outputs, connect_s)
 
     async def metadata(self, timeout_s: float | None) -> ModelMetadata:
         """Return what the model takes, in Triton's words."""
