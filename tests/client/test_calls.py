@@ -576,6 +576,8 @@ def test_readiness_is_told_step_by_step(world):
         server.states = [state]
         with pytest.raises(DeadlineExceeded, match=f"not ready after 0 s: http://s0:8000 is {why}"):
             world.run(world.calls(server).wait_until_ready(0, None))
+    with pytest.raises(InvalidRequest, match=r"^timeout_s: "):
+        world.run(world.calls(server).wait_until_ready("5", None))
 
 
 def test_a_missing_model_is_waited_for_while_another_server_may_have_it(world):

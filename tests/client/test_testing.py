@@ -226,6 +226,9 @@ def test_what_it_says_of_itself(client_kind):
             assert set(metadata.inputs) <= set(METADATA.inputs)
             assert set(metadata.outputs) <= set(METADATA.outputs)
             assert client.metrics().value("nv_inference_count") == 3
+            server.metrics_text = "?"
+            with pytest.raises(ProtocolError, check=lambda error: error.url == named["metrics_url"]):
+                client.metrics()
             assert client.generate("x").text == "hi"
         with client_kind.client(server.url) as client, pytest.raises(ModelNotFound):
             client.generate("x")

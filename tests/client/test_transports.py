@@ -215,8 +215,7 @@ def test_closing_the_transport_ends_what_is_under_way(server, driver, transport)
     with pytest.raises(Cancelled):
         reading.result(WAIT_S)
     assert server.gone.wait(WAIT_S)
-    if server.wire == "grpc":
-        driver.fails(transport, Cancelled, match="closed")
+    driver.fails(transport, Cancelled, match="closed")
 
 
 @pytest.mark.parametrize("driver", ["asyncio"], indirect=True)

@@ -33,7 +33,8 @@ def test_the_client_asks_a_gateway():
             assert completion.reasoning == ("hm" if ask == client.chat else "")
         assert client.metrics().value("deepseek_triton_gateway_generated_tokens_total") == 9
         with starting as empty:
-            for url, *states in (address, "ready", "ready", "missing"), (empty, "loading", "loading", "loading"):
+            lasting = (empty, *["loading"] * 3), (f"{address}/x", *["missing"] * 3)
+            for url, *states in (address, "ready", "ready", "missing"), *lasting:
                 for name, state in zip(("tensorrt_llm", "tiny", "other"), states, strict=True):
                     with Client(f"{url}/v1", model_name=name) as other:
                         told = other.readiness()[0]

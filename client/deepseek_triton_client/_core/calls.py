@@ -24,6 +24,7 @@ from deepseek_triton_client._core.exchange import Exchange, end_request
 from deepseek_triton_client._core.interfaces import Deadlines, Runtime
 from deepseek_triton_client._core.results import Completion, Metrics, ModelMetadata, Readiness
 from deepseek_triton_client._core.server_group import ServerGroup, ServerState
+from deepseek_triton_client._core.wire import checked
 
 _POLL_INTERVAL_S = 1.0
 
@@ -108,7 +109,7 @@ class Calls:
         try:
             return Metrics.parse(await first.transport.metrics(url, self._settings.timeouts.connect))
         except DeepseekTritonError as exc:
-            exc.message = f"metrics_url {url}: {exc.message}"
+            exc.message, exc.url = f"metrics_url {url}: {exc.message}", url
             raise
 
     async def ready(self) -> bool:
@@ -124,7 +125,7 @@ class Calls:
 
     async def wait_until_ready(self, timeout_s: float | None, on_progress: Callable[[Readiness], None] | None) -> None:
         started = time.monotonic()
-        end = math.inf if timeout_s is None else started + timeout_s
+        end = started + (math.inf if timeout_s in (None, math.inf) else checked("timeout_s", "FP32", timeout_s))
         while True:
             seen: list[Readiness] = []
             for server in self._servers.all:

@@ -237,7 +237,7 @@ class Pool:
         # (moment when it was given back, connection), oldest first.
         self._idle: deque[tuple[float, HttpConnection]] = deque()
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
 
     async def take(self) -> HttpConnection | None:
         """Return an idle connection, or None."""
@@ -255,7 +255,7 @@ class Pool:
         to_close = []
         is_idle = connection.is_idle
         with self._lock:
-            if is_idle and not self._closed:
+            if is_idle and not self.closed:
                 self._idle.append((time.monotonic(), connection))
             else:
                 to_close.append(connection)
@@ -267,7 +267,7 @@ class Pool:
     async def close(self) -> None:
         """Close all connections; none is kept from now on."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             to_close = [connection for _, connection in self._idle]
             self._idle.clear()
         for each in to_close:

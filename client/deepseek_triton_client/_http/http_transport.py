@@ -79,6 +79,8 @@ class HttpTransport:
         stream = HttpResponseStream(self, request, decode, connect_s)
         with self._streams_lock:
             self._streams.add(stream)
+        if self.pool.closed:
+            stream.interrupt()
         return stream
 
     async def server_ready(self, timeout_s: float | None) -> bool:

@@ -68,7 +68,7 @@ class OpenAITransport(HttpTransport):
         """Return what the model takes, in Triton's words."""
         status, headers, body = await self._get(f"{self._path}/models", timeout_s)
         if status == 404:
-            raise ModelNotFound(f"{self._server.endpoint}: no OpenAI API is there; a Triton server's URL has no /v1")
+            raise ModelNotFound(f"a Triton server's URL has no /v1, and OpenAI's API at {self._path} is not found")
         if status != 200:
             raise repeatable(status_error(status, headers, body))
         try:
