@@ -94,7 +94,7 @@ def test_an_unknown_version_is_told_its_container_and_the_nearest():
 
 
 def test_nearest_version():
-    nearest = {"0.22.1": "0.24.0", "0.25.0": "0.25.1", "0.40.0": "0.33.0", "0.30.0rc1": DEFAULT_VLLM}
+    nearest = {"0.22.1": "0.24.0", "0.25.0": "0.25.1", "0.40.0": VLLM_VERSIONS[-1], "0.30.0rc1": DEFAULT_VLLM}
     assert {version: nearest_vllm(version) for version in nearest} == nearest
 
 
