@@ -302,8 +302,9 @@ async def test_a_server_with_another_model_is_left_out_and_another_length_is_tol
         assert "deepseek-v3" in fleet.servers()[2].reason
         for _ in range(20):
             assert await answer(fleet) in (A, B)
-        servers[C].told = {"name": "deepseek-r1", "tool_form": "dsml"}
-        await until(lambda: "dsml" in fleet.servers()[2].reason)
+        for facts, word in (({"tool_form": "dsml"}, "dsml"), ({"simulation": {"speed": 1.0}}, "simulated")):
+            servers[C].told = {"name": "deepseek-r1", **facts}
+            await until(lambda word=word: word in fleet.servers()[2].reason)
         servers[C].told = {"name": "deepseek-r1", "max_seq_len": 512}
         await until_state(fleet, C, "up")
         assert "512" in fleet.model_info  # the smallest of those that are up

@@ -424,6 +424,7 @@ class ToldModel(msgspec.Struct):
     name: str = ""
     checkpoint: str = ""
     tool_form: str | None = None
+    simulation: object = None
     max_seq_len: int = 0
     fields: dict[str, object] = {}
     """Input that it can't do -> why, or ""."""
@@ -431,4 +432,5 @@ class ToldModel(msgspec.Struct):
     @property
     def identity(self) -> str:
         """All servers of a fleet have the same. The checkpoint may lie in another folder on each host."""
-        return f"{self.name} from {PurePath(self.checkpoint).name} (tool_form {self.tool_form})"
+        text = f"{self.name} from {PurePath(self.checkpoint).name} (tool_form {self.tool_form})"
+        return text if self.simulation is None else f"{text}, simulated"
