@@ -14,7 +14,7 @@ from deepseek_triton_tools.gateway import fleet as fleet_module
 from deepseek_triton_tools.gateway import fleet_member, model_front
 from deepseek_triton_tools.gateway.fleet import Fleet, rendezvous_score
 from deepseek_triton_tools.gateway.settings import ServerAddress, SourceError, parse_source
-from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
+from deepseek_triton_tools.gateway.triton_call import Call, Load, Part, UpstreamError
 
 URLS = A, B, C = [f"http://server-{number}:8000" for number in range(3)]
 METRICS_OF_A = "http://server-0:8002"
@@ -429,6 +429,17 @@ async def test_work_of_other_gateways_counts(servers, monkeypatch):
     await until(lambda: [tuple(member.snapshot().others) for member in told] == [(9, 90), (1, 90), (9, 90)])
     assert {await answer(state.models[0].fleet) for _ in range(20)} == {"http://host:8001"}
     await state.close()
+
+
+async def test_what_has_ended_since_the_last_look_is_not_of_others(servers, monkeypatch):
+    monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 3600.0)
+    servers[METRICS_OF_A].metrics = metrics(3, 30)
+    async with fleet_of(servers, [A], metrics_port=8002) as fleet:
+        with (member := fleet.members[A]).working(Load(2, 20)):
+            pass
+        for others in (Load(1, 10), Load(3, 30)):
+            await member._read_metrics()
+            assert member.snapshot().others == others
 
 
 async def test_the_metrics_tell_of_a_dead_engine(servers):

@@ -157,7 +157,7 @@ class Fleet:
             work[self._worker] = time.monotonic(), mine
         for url, member in members.items():
             loads = [Load(*own.get(url, ())) for _, own in work.values()]
-            member.elsewhere = reduce(Load.plus, loads).minus(mine[url])
+            member.has(member.own, reduce(Load.plus, loads).minus(mine[url]))
 
     def up(self, role: Role) -> list[FleetMember]:
         return [member for member in self.members.values() if member.state == "up" and member.role == role]

@@ -113,7 +113,9 @@ class FleetMember:
             re.MULTILINE,
         )
         self._accept = accept
-        self.own = self.elsewhere = self._others = Load()  # of this worker, of the gateway's others, beside own
+        self.own = self.elsewhere = self._others = Load()  # of this worker, of the gateway's others, beside both
+        self._most_own = Load()
+        """The most that all workers had at once since the last look at the metrics."""
         self._failures = 0
         self._check_answered = False
         """Whether anything of the check under way has had an answer."""
@@ -146,7 +148,7 @@ class FleetMember:
 
     @property
     def load(self) -> Load:
-        return self.own.plus(self._others)
+        return self.own.plus(self.elsewhere).plus(self._others)
 
     @property
     def avoided(self) -> bool:
@@ -162,14 +164,13 @@ class FleetMember:
         return time.monotonic() if self.state == "up" else self._went_down_at
 
     def snapshot(self) -> FleetServer:
-        own, others = self.own.plus(self.elsewhere), self._others.minus(self.elsewhere)
-        work = (own, others, self._failures, self.avoided, self.leaving)
+        work = (self.own.plus(self.elsewhere), self._others, self._failures, self.avoided, self.leaving)
         return FleetServer(self.url, self.state, self.reason, *work, self.role, self._no_metrics)
 
     @contextmanager
     def working(self, cost: Load) -> Iterator[TritonServer]:
         """A request is on this server."""
-        self.own = self.own.plus(cost)
+        self.has(self.own.plus(cost), self.elsewhere)
         self.idle.clear()
         try:
             yield self.server
@@ -177,6 +178,11 @@ class FleetMember:
             self.own = self.own.minus(cost)
             if not self.own.sequences:
                 self.idle.set()
+
+    def has(self, own: Load, elsewhere: Load) -> None:
+        """Take the work of this worker, and that of the gateway's others."""
+        self.own, self.elsewhere = own, elsewhere
+        self._most_own = Load(*map(max, self._most_own, own.plus(elsewhere)))
 
     def answered(self) -> None:
         """A request has got its first response, so the server is well."""
@@ -307,7 +313,6 @@ class FleetMember:
             self._take_metrics_problem(_NAMED)
         if metrics is None or time.monotonic() < self.metrics_at:
             return ""
-        own = self.own
         problem = "they have nothing of this model"
         try:
             if self.metrics_also_of:
@@ -319,10 +324,10 @@ class FleetMember:
             body, problem = b"", str(error).removeprefix(f"{metrics.url}: ")
         found = {name: float(number) for name, number in self._metric_lines.findall(body)}
         self._take_metrics_problem("" if found else f"{metrics.url}/metrics: {problem}; {_NAMED}")
-        # What the server counts has our requests in it too. A moment lies between both counts, and the gateway only
-        # estimates tokens, so it is never exact.
+        # What the server counted, up to a second ago, has our requests in it too, also those that have ended since; and
+        # the gateway only estimates tokens.
         there = Load(int(found.get(b"inflight_sequences", 0)), int(found.get(b"inflight_tokens", 0)))
-        others = there.minus(own)
+        others, self._most_own = there.minus(self._most_own), self.own.plus(self.elsewhere)
         self._others = others if others.sequences else Load()
         work, self._work = self._work, found.get(_WORK[self.role])
         if work is not None and self._work is not None and self._work != work:
