@@ -143,7 +143,6 @@ def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced_once_another_
     after = gateway.workers(2)
     assert survivor in after
     assert victim not in after
-
     gateway.process.terminate()
     assert gateway.process.stderr.read().decode().count(NOTICE) == 1  # though nothing runs
 
