@@ -19,6 +19,7 @@ from deepseek_triton_build import (
     repository_files,
     write_repository,
 )
+from deepseek_triton_build.catalog import DEFAULT_RELEASE
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.text import short_yaml
 from support.checked import CHECKOUT, CONFIG, MODEL_YAML, OPTIONS, check, check_alone, edited, only, serious, write
@@ -234,7 +235,7 @@ def test_the_release_comes_from_the_options_else_the_record_else_the_stamp_else_
     model = write(tmp_path) / "tensorrt_llm"
     known = lambda *options: check_repository(tmp_path, *options).models[0]  # noqa: E731
 
-    assert (known().release, known().release_from) == (PlanRequest.release, "default")
+    assert (known().release, known().release_from) == (DEFAULT_RELEASE, "default")
     assert only(check_repository(tmp_path), "S007").severity == "note"
     (model / "deepseek-triton.json").write_text(json.dumps({"release": "1.1.0"}))
     assert (known().release, known().release_from) == ("1.1.0", "tensorrt_llm/deepseek-triton.json")

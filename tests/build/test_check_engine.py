@@ -3,6 +3,7 @@
 import pytest
 
 from deepseek_triton_build import PlanRequest, format_files, make_plan, write_repository
+from deepseek_triton_build.catalog import DEFAULT_RELEASE
 from deepseek_triton_build.check import CheckOptions, check_repository
 from standin.loading import PACKAGE_PARENT
 from support.checked import edited, only
@@ -56,7 +57,7 @@ def test_its_errors_stand_beside_ours(repository, old, new, key, words, ours):
 
     finding = only(report, "S027")
     assert words in finding.message
-    assert f"TensorRT-LLM {PlanRequest.release} refuses it" in finding.message
+    assert f"TensorRT-LLM {DEFAULT_RELEASE} refuses it" in finding.message
     assert (finding.file, finding.key) == (MODEL_YAML, key)
     assert only(report, ours).severity == "error"
     assert key is None or finding.line == only(report, ours).line
@@ -68,7 +69,7 @@ def test_a_file_by_itself_is_asked_about_too(tmp_path):
     path = tmp_path / "extra.yaml"
     path.write_text("moe_config: {backend: CUTLASS, load_balancers: 1}\n")
 
-    report = check_repository(path, CheckOptions(release=PlanRequest.release))
+    report = check_repository(path, CheckOptions(release=DEFAULT_RELEASE))
 
     assert only(report, "S027").key == "moe_config.load_balancers"
 
@@ -78,7 +79,7 @@ def test_a_file_by_itself_is_asked_about_too(tmp_path):
 def test_another_release_is_not_asked(repository):
     report = check_repository(repository, CheckOptions(release="1.1.0"))
 
-    assert any(f"{PlanRequest.release} is installed and 1.1.0 is checked" in clause for clause in report.unchecked)
+    assert any(f"{DEFAULT_RELEASE} is installed and 1.1.0 is checked" in clause for clause in report.unchecked)
 
 
 RANKS = "import os\nraise ImportError(sorted(n for n in os.environ if 'RANK' in n))\n"

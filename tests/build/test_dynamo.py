@@ -298,6 +298,8 @@ REFUSED = [
     (replace(R1, container="26.07"), r"--image 26\.07: a Triton container"),
     (replace(R1, decoupled=False), "--no-decoupled: only Triton has a use for it"),
     (replace(R1, profile="ctx"), "profile ctx can't be written as dynamo"),
+    (replace(V4, engine=None, release=None), "can't be written as dynamo .*use --engine tensorrt_llm$"),
+    (replace(V4, release="1.2.1"), "1.2.1 is too old"),
     (replace(PAIR, both=replace(R1, kv_routing=True)), "the context server has block reuse off"),
     (TINY, "is for TensorRT-LLM, not for the simulated engine"),
 ]
@@ -315,16 +317,19 @@ def test_what_is_known_to_fail_is_refused(subtests):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "release"),
     [
-        "deepseek-r1 --gpu h200 --dynamo 1.0.0 --kv-routing --format dynamo",
-        "deepseek-r1 --gpu h200 --profile disagg --generation-servers 2 --format dynamo",
+        ("h200 --dynamo 1.0.0 --kv-routing", "1.2.1"),
+        ("gb200-nvl72 --profile disagg --generation-servers 2 --generation-set num_gpus=16", "1.3.0rc29"),
+        ("h200 --trtllm 1.2.1", "1.2.1"),
     ],
 )
-def test_the_stamps_options_write_the_same_deployment_again(words, tmp_path, capsys):
-    assert main(["build", *words.split(), "--output", str(tmp_path / "one")]) == 0
+def test_the_stamps_options_write_the_same_deployment_again(words, release, tmp_path, capsys):
+    given = ["deepseek-r1", "--format", "dynamo", "--gpu", *words.split()]
+    assert main(["build", *given, "--output", str(tmp_path / "one")]) == 0
     assert f"kubectl apply -f {tmp_path}/one/dynamo.yaml" in "".join(capsys.readouterr().out.split("\n    "))
     options = json.loads((tmp_path / "one/deepseek-triton.json").read_text())["options"]
+    assert {one.release for one in check_repository(tmp_path / "one").models} == {release}
 
     assert main(["build", *shlex.split(options), "--output", str(tmp_path / "two"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["start"] == "dynamo.yaml"

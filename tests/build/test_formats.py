@@ -18,6 +18,7 @@ from deepseek_triton_build import (
     format_files,
     make_plan,
 )
+from deepseek_triton_build.catalog import DEFAULT_RELEASE
 from deepseek_triton_build.data.spelling import canonical, flattened
 from deepseek_triton_build.text import is_path
 from support.flags import from_flags
@@ -103,11 +104,8 @@ NOT_WRITTEN = [
     *((name, REQUESTS["gen"], "--format trtllm-serve$") for name in OF_TENSORRT_LLM if name not in SERVERS),
     ("quickstart", PlanRequest(variant="tiny"), r"the reference engine can't be written as quickstart .*triton$"),
     ("vllm-serve", R1, r"can't be written as vllm-serve .*use --engine vllm$"),
-    (
-        "triton",
-        replace(R1, release="1.3.0rc29"),
-        f"no public Triton container .* with {R1.release}; use --format trtllm-serve",
-    ),
+    ("trtllm-serve", replace(R1, engine="vllm"), "use --engine tensorrt_llm$"),
+    ("triton", replace(R1, release="1.3.0rc29"), f"container .* with {DEFAULT_RELEASE}; use --format trtllm-serve"),
     ("trtllm-server", R1, "did you mean 'trtllm-serve'"),
     ("ctx", R1, "unknown format 'ctx': ctx is a profile: --profile ctx; known so far"),
 ]
@@ -367,7 +365,7 @@ def test_the_quickstarts_path_can_be_set_and_is_refused_with_an_image_where_it_i
         assert (result.code, result.argv) == (2, [])
         [line] = result.error.splitlines()
         assert found in line
-        assert line.endswith(f"run this in nvcr.io/nvidia/tensorrt-llm/release:{R1.release}")
+        assert line.endswith(f"run this in nvcr.io/nvidia/tensorrt-llm/release:{DEFAULT_RELEASE}")
 
 
 @pytest.mark.parametrize("format", [name for name in OF_TENSORRT_LLM if name != "triton"])

@@ -125,7 +125,7 @@ def test_nothing_is_said_about_what_is_not_known():
     assert (bool(shown(pipeline)), shown(unknown)) == (True, {})
 
 
-@pytest.mark.parametrize(("seen", "severity"), [(PlanRequest.release, "warning"), ("1.3.0rc21", "note")])
+@pytest.mark.parametrize(("seen", "severity"), [(load_release(None).version, "warning"), ("1.3.0rc21", "note")])
 def test_the_next_fault_is_one_entry(monkeypatch, seen, severity):
     row = {"when": {"gpu.name": "h200", "max_num_tokens": ">=8192"}, "fault": "it hangs", "do": "wait", "source": "#1"}
     monkeypatch.setitem(known_issues()["tensorrt_llm"], "added", KnownIssue(seen=[seen], **row))

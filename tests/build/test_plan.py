@@ -444,7 +444,7 @@ WAYS = [
     (V32 | {"kv_dtype": "fp8"}, "without --kv-cache-dtype, or --gpu b200"),
     ({"precision": "fp4"}, "--precision fp8, or --gpu b200"),
     ({"engine": "reference", "allow_unpublished": True}, "--engine vllm without --allow-unpublished"),
-    ({"engine": "reference", "release": "1.0.0"}, "--engine vllm without --trtllm"),
+    ({"engine": "reference", "release": "1.2.1"}, "--engine vllm without --trtllm"),
     ({"engine": "reference", "preset": "x", "container": "26.07"}, "--engine vllm without --preset and --image"),
     (V32 | {"release": "1.1.0", "container": "26.02"}, "--trtllm 1.2.1 without --image"),
     (by_hand(("max_seq_len", 200_000)), "; use 163840 or less"),  # only a value is wrong

@@ -3,6 +3,7 @@ import json
 from dataclasses import fields, replace
 
 from deepseek_triton_build import PlanRequest, Setting, Workload, make_plan, repository_files
+from deepseek_triton_build.catalog import DEFAULT_RELEASE
 from deepseek_triton_build.check import MANIFEST
 from deepseek_triton_build.render.stamp import build_options, plan_hash, stamp_line
 
@@ -15,11 +16,12 @@ def manifest_of(plan):
     return json.loads(files[-1].content), files
 
 
-EIGHT, NEWEST = "build deepseek-r1 --gpu h200 --gpus 8", f"for TensorRT-LLM {R1.release}"
+EIGHT, NEWEST = "build deepseek-r1 --gpu h200 --gpus 8", f"for TensorRT-LLM {DEFAULT_RELEASE}"
 LINES = [
     (TINY, "build tiny"),
     (replace(TINY, engine="simulated"), "build tiny --engine simulated"),
     (R1, f"{EIGHT}, {NEWEST}"),
+    (replace(R1, release=DEFAULT_RELEASE), f"{EIGHT} --trtllm {DEFAULT_RELEASE}, {NEWEST}"),
     (
         replace(R1, profile="latency", release="1.1.0", workload=Workload(isl=1024), mtp=1),
         f"{EIGHT} --profile latency --mtp 1 --trtllm 1.1.0 --isl 1024, for TensorRT-LLM 1.1.0",
@@ -95,7 +97,7 @@ def test_the_manifest_says_what_the_folder_is():
     assert files[-1].path.as_posix() == f"tensorrt_llm/{MANIFEST}"
     assert manifest["version"] == "1.0"
     assert (manifest["variant"], manifest["gpu"], manifest["gpus"]) == ("deepseek-r1", "h200", 8)
-    assert (manifest["precision"], manifest["profile"], manifest["release"]) == ("fp8", "balanced", R1.release)
+    assert (manifest["precision"], manifest["profile"], manifest["release"]) == ("fp8", "balanced", DEFAULT_RELEASE)
     assert manifest["recipe"] == plan.recipe.id
     assert manifest["image"] == plan.image
     assert manifest["files"] == {f.path.as_posix(): hashlib.sha256(f.content).hexdigest() for f in files[:-1]}

@@ -50,7 +50,7 @@ def test_newer_releases_have_it_among_the_arguments():
 
 
 def test_the_slots_count_in_rules_and_memory_as_in_newer_releases(plan):
-    release = plan.request.release
+    release = plan.release.version
     new = make_plan(replace(WIDE, release="1.2.1"))
     by_hand = make_plan(replace(WIDE, release=release, overrides=(("print_iter_log", True),)))
     assert plan.canonical["moe_config.load_balancer.num_slots"] == 288

@@ -175,12 +175,13 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
-def load_release(version: str) -> Release:
-    """Return the record of a release of `READABLE_RELEASES`.
+def load_release(version: str | None) -> Release:
+    """Return the record of a release of `READABLE_RELEASES`. None: the default.
 
     :raises RefusedPlanError: for a release of a container that can't have a record; the text says why.
     :raises UnknownNameError: for any other release.
     """
+    version = DEFAULT_RELEASE if version is None else version
     if version in _NO_RECORD:
         raise RefusedPlanError(f"TensorRT-LLM {version} can't be used: {_NO_RECORD[version]}")
     if version not in READABLE_RELEASES:

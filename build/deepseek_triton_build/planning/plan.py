@@ -156,8 +156,8 @@ def make_plan(request: PlanRequest) -> Plan:
 
 def _refused_beside(way: Mapping[str, Any], request: PlanRequest) -> dict[str, Any]:
     """Return what the command line refuses beside `way`."""
-    vllm_takes_none = request.allow_unpublished and way.get("engine") == "vllm"
-    dropped: dict[str, Any] = {"allow_unpublished": False} if vllm_takes_none else {}
+    not_vllms = {"release": None, "allow_unpublished": False} if way.get("engine") == "vllm" else {}
+    dropped = {name: value for name, value in not_vllms.items() if getattr(request, name)}
     return dropped | ({"container": None} if request.container and way.keys() & {"release", "vllm", "engine"} else {})
 
 
@@ -270,9 +270,9 @@ def _as_options(suggestion: Mapping[str, Any]) -> str:
     for name, value in suggestion.items():
         if value is True:
             words.append(_DROPPED_OPTIONS[name])
-        elif name in OPTIONS and value is not None and not (name == "release" and suggestion.get("engine") == "vllm"):
+        elif name in OPTIONS and value is not None:
             words.append(f"{OPTIONS[name]} {value}")
-        else:
+        elif name != "release" or "container" not in suggestion:  # the release is that of --image
             without.append(_DROPPED_OPTIONS[name])
     return " ".join([*words, *(["without", " and ".join(without)] if without else [])])
 
@@ -310,7 +310,8 @@ def _first_way(
     request: PlanRequest, alternatives: Mapping[str, list[Any]], names: tuple[str, ...]
 ) -> dict[str, Any] | None:
     """Return the first change of all these fields that works; None when none does."""
-    changes = (dict(zip(names, values, strict=True)) for values in product(*map(alternatives.__getitem__, names)))
+    rows = (dict(zip(names, values, strict=True)) for values in product(*map(alternatives.__getitem__, names)))
+    changes = (row | _refused_beside(row, request) for row in rows)
     return next((change for change in changes if _works(dataclasses.replace(request, **change))), None)
 
 
@@ -324,12 +325,13 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
 
     variant = find_variant(request.variant)
     has_engine = request.engine is None or request.engine in variant.engines
+    usual = [releases.DEFAULT_RELEASE, None] if request.release else []
     tried: dict[str, list[Any]] = {
         "engine": ["vllm"] if request.precision == "w4a16" or not has_engine else [],
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=nearest_above),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],
-        "release": [*({variant.min_release} & {*releases.CANDIDATES}), releases.DEFAULT_RELEASE],
+        "release": [*({variant.min_release} & {*releases.CANDIDATES}), *usual],
         "vllm": [vllm_since(variant.min_vllm)] if request.vllm else [],
         "profile": [variant.profile or DEFAULT_PROFILE],
         "allow_unpublished": [True] if request.engine != "vllm" else [],

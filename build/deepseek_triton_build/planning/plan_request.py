@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
-from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.data.setting_types import sampling_problem
 from deepseek_triton_build.text import printable_line
 
@@ -31,7 +30,8 @@ class PlanRequest:
     precision: str | None = None
     """None: FP4 on Blackwell where the variant has it, else FP8."""
     profile: str = DEFAULT_PROFILE
-    release: str = DEFAULT_RELEASE
+    release: str | None = None
+    """TensorRT-LLM's. None: the default of `load_release`, or for Dynamo the nearest to its build."""
     vllm: str | None = None
     """None: the version of Triton's newest known container, or the oldest after it that has the model."""
     parallel: Literal["tp", "dp"] | None = None

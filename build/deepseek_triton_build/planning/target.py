@@ -137,9 +137,9 @@ def resolve_target(request: PlanRequest) -> Target:
     """
     model = resolve_model(request)
     release = load_release(request.release)
-    if request.release not in (*CANDIDATES, *RELEASES):
+    if release.version not in (*CANDIDATES, *RELEASES):
         raise RefusedPlanError(
-            f"TensorRT-LLM {request.release} can be checked only, no repository is written for it",
+            f"TensorRT-LLM {release.version} can be checked only, no repository is written for it",
             fix=f"use {RELEASES[-1]} or newer",
         )
     if Target.engine not in model.variant.engines:

@@ -9,7 +9,6 @@ from deepseek_triton_build.arithmetic.gpu_memory import GIB, GPU_COUNTS, LEAST_K
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.profiles import Workload
-from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.data.vllm import load_vllm, vllm_since
 from deepseek_triton_build.planning.plan_request import PlanRequest
 from deepseek_triton_build.planning.target import (
@@ -80,7 +79,7 @@ def resolve_vllm_target(request: PlanRequest) -> VllmTarget:
     model = resolve_model(request)
     if request.relaxed_acceptance:
         raise RefusedPlanError("vLLM has no relaxed acceptance: leave --relaxed-acceptance out")
-    if request.release != DEFAULT_RELEASE:
+    if request.release is not None:
         raise RefusedPlanError(f"TensorRT-LLM {request.release} is for --engine tensorrt_llm: leave --trtllm out")
     if model.profile.name not in _AIMS:
         known = ", ".join(name for name in VLLM_PROFILES if name != "rehearsal")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.data.catalog import find_variant
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DISAGGREGATED, Workload, profiles
 from deepseek_triton_build.data.releases import CANDIDATES, DEFAULT_RELEASE, find_dynamo, without_image
 from deepseek_triton_build.planning.disaggregated import REQUEST_TIMEOUT_S, DisaggregatedPlan, server_ports
@@ -90,7 +91,7 @@ FORMATS: Mapping[str, Format] = {
         "vLLM's OpenAI-compatible server, and its benchmark", {"serve.sh": vllm.serve_sh, "bench.sh": vllm.bench_sh}
     ),
     DYNAMO: Format(
-        title="a DynamoGraphDeployment for NVIDIA Dynamo",
+        title="a DynamoGraphDeployment for NVIDIA Dynamo with TensorRT-LLM",
         start=DYNAMO_YAML,
         files=lambda plan, stamp: [text_file(DYNAMO_YAML, dynamo_yaml(plan, stamp=stamp))],
     ),
@@ -119,8 +120,9 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     if name not in usable:
         of_profile = plan.profile if plan.vllm is None else None
         what = f"profile {of_profile.name}" if of_profile is not None else f"the {plan.engine} engine"
-        named = "--engine vllm" if name == VLLM_SERVE and plan.vllm is None and not plan.carries_checkpoint else ""
-        named = named or " or ".join(f"--format {entry}" for entry in usable)
+        engine = "tensorrt_llm" if plan.vllm is not None else "vllm" if name == VLLM_SERVE else ""
+        has_other = engine in plan.variant.engines and not plan.carries_checkpoint
+        named = f"--engine {engine}" if has_other else " or ".join(f"--format {entry}" for entry in usable)
         raise RefusedPlanError(f"{what} can't be written as {name} ({FORMATS[name].title}); use {named}")
     refuse_options(name, plan)
     files = FORMATS[name].files(plan, stamp_line(plan, version, format=name))
@@ -157,9 +159,9 @@ def format_request(name: str, request: PlanRequest) -> PlanRequest:
     """Return `request` with what the format `name` has of its own and is not asked for: workload, release or engine."""
     if name == VLLM_SERVE and request.engine is None:
         return replace(request, engine="vllm")
-    if name == DYNAMO:  # whose container has a build of its own; the release is the nearest to it
-        nearest = find_dynamo(request.dynamo).keys_of
-        return replace(request, release=nearest) if request.release == DEFAULT_RELEASE else request
+    if name == DYNAMO and (request.engine or find_variant(request.variant).engines[0]) == "tensorrt_llm":
+        nearest = find_dynamo(request.dynamo).keys_of  # to the build in its container
+        return request if request.release or nearest == DEFAULT_RELEASE else replace(request, release=nearest)
     if name != "trtllm-eval" or request.workload != ANY_WORKLOAD:
         return request
     # An evaluation's prompts would be too long for the sizes of a benchmark.

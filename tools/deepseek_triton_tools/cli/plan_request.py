@@ -106,9 +106,10 @@ def _take_recipe(args: argparse.Namespace) -> tuple[dict[str, Any], tuple[tuple[
     """
     from deepseek_triton_build.check import read_recipe
 
-    text = _recipe_text(args.from_recipe)
     recipe = read_recipe(
-        text, args.from_recipe, lambda engine: _versions(args, engine)[:2][engine == "vllm"] or DEFAULT_VLLM
+        _recipe_text(args.from_recipe),
+        args.from_recipe,
+        lambda engine: _versions(args, engine)[engine == "vllm"] or (DEFAULT_RELEASE, DEFAULT_VLLM)[engine == "vllm"],
     )
     if args.engine not in (None, recipe.engine):
         raise OptionError(f"--engine {args.engine}: {recipe.name} is for {recipe.engine}; leave one of the two out")
@@ -277,14 +278,13 @@ def _stamped_options(folder: Path) -> str:
     raise OptionError(f"{folder}: expected a folder that `deepseek-triton build` wrote; it has no {MANIFEST}")
 
 
-def _versions(args: argparse.Namespace, engine: str | None) -> tuple[str, str | None, str | None]:
+def _versions(args: argparse.Namespace, engine: str | None) -> tuple[str | None, str | None, str | None]:
     """Return the TensorRT-LLM release, the vLLM version and the month of the container. --image names the version of
     the engine that is used."""
-    release = DEFAULT_RELEASE if args.trtllm is None else args.trtllm
     if args.image is None:
-        return release, args.vllm, None
+        return args.trtllm, args.vllm, None
     if engine == "vllm":
-        return release, vllm_for_container(args.image).version, container_month(args.image)
+        return None, vllm_for_container(args.image).version, container_month(args.image)
     return release_for_container(args.image).version, args.vllm, container_tag(args.image)
 
 

@@ -150,6 +150,7 @@ def _make(record: Mapping[str, Any], changed: Mapping[str, str]) -> _Made:
         make_plan,
         pair_files,
     )
+    from deepseek_triton_build.catalog import DEFAULT_RELEASE
     from deepseek_triton_tools.cli.plan_request import pair_request, plan_request, recorded_args
 
     args = recorded_args(record["options"])
@@ -160,6 +161,7 @@ def _make(record: Mapping[str, Any], changed: Mapping[str, str]) -> _Made:
         # A release that was the default then is not among the options. Dynamo's own release decides about its keys.
         known = {name: value for name, value in record.items() if isinstance(value, str)}
         args.trtllm, args.vllm = known.get("release"), known.get("vllm")
+        args.trtllm = None if args.trtllm == DEFAULT_RELEASE else args.trtllm
     request = replace(plan_request(args), dynamo=args.dynamo, kv_routing=args.kv_routing)
     if request.profile == DISAGGREGATED:
         both = format_request(form, request) if form == DYNAMO else request
