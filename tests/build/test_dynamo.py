@@ -317,19 +317,20 @@ def test_what_is_known_to_fail_is_refused(subtests):
 
 
 @pytest.mark.parametrize(
-    ("words", "release"),
+    ("words", "release", "sizes"),
     [
-        ("h200 --dynamo 1.0.0 --kv-routing", "1.2.1"),
-        ("gb200-nvl72 --profile disagg --generation-servers 2 --generation-set num_gpus=16", "1.3.0rc29"),
-        ("h200 --trtllm 1.2.1", "1.2.1"),
+        ("h200 --dynamo 1.0.0 --kv-routing", "1.2.1", [8]),
+        ("gb200-nvl72 --profile disagg --generation-servers 2 --generation-set num_gpus=16", "1.3.0rc29", [8, 16]),
+        ("h200 --trtllm 1.2.1", "1.2.1", [8]),
     ],
 )
-def test_the_stamps_options_write_the_same_deployment_again(words, release, tmp_path, capsys):
+def test_the_stamps_options_write_the_same_deployment_again(words, release, sizes, tmp_path, capsys):
     given = ["deepseek-r1", "--format", "dynamo", "--gpu", *words.split()]
     assert main(["build", *given, "--output", str(tmp_path / "one")]) == 0
     assert f"kubectl apply -f {tmp_path}/one/dynamo.yaml" in "".join(capsys.readouterr().out.split("\n    "))
     options = json.loads((tmp_path / "one/deepseek-triton.json").read_text())["options"]
-    assert {one.release for one in check_repository(tmp_path / "one").models} == {release}
+    known = [(one.num_gpus, one.release, one.release_from) for one in check_repository(tmp_path / "one").models]
+    assert known == [(size, release, "deepseek-triton.json") for size in sizes]
 
     assert main(["build", *shlex.split(options), "--output", str(tmp_path / "two"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["start"] == "dynamo.yaml"

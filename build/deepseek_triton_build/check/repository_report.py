@@ -1,5 +1,6 @@
 """`check DIR`: find what can be checked in a folder, and report on all of it; of a pair of servers, on both."""
 
+import json
 import os
 import re
 import tempfile
@@ -40,6 +41,8 @@ _ENGINE_MODEL = re.compile(r'backend\s*:\s*"tensorrtllm"|name\s*:\s*"(preprocess
 _GRAPH = "dynamo.yaml"
 _DEPLOYMENT = re.compile(r"^kind: DynamoGraphDeployment\b", re.MULTILINE)
 _CARRIED = re.compile(r"^  (?P<name>[\w.-]+\.ya?ml): \|\n(?P<lines>(?:    .*\n|\n)+)", re.MULTILINE)
+# The nodes of a worker, where it has several, and the GPUs of each.
+_GPUS = re.compile(r'(?:nodeCount: (\d{1,6})(?:(?!gpu: "|nodeCount).)*)?gpu: "(\d{1,6})"', re.DOTALL)
 _SECTIONS = (*(f"{side}_servers" for side in SIDES), CLUSTER)
 
 
@@ -99,30 +102,25 @@ def _is_graph(path: Path) -> bool:
 
 
 def _graph_report(graph: Path, options: CheckOptions) -> Report:
-    """Check the engine's files that a graph of Dynamo carries in its ConfigMap, each as a YAML file by itself."""
+    """Check the engine's files that a graph of Dynamo carries in its ConfigMaps, each as a YAML file by itself."""
     stamp, findings = read_stamp(graph.parent, "")
     findings += changed_files(stamp, graph.parent, graph.parent, "")
-    options = replace(
-        options,
-        release=options.release or stamp.text("release"),
-        gpu=options.gpu or stamp.text("gpu"),
-        variant=options.variant or stamp.text("variant"),
-        precision=options.precision or stamp.text("precision"),
-    )
     models = []
-    text = read_text(graph, graph.name)
-    for carried in _CARRIED.finditer(text if isinstance(text, str) else ""):
+    read = read_text(graph, graph.name)
+    text = read if isinstance(read, str) else ""
+    workers = [int(nodes or 1) * int(gpus) for nodes, gpus in _GPUS.findall(text)]
+    for carried in _CARRIED.finditer(text):
+        worker = text.count("kind: ConfigMap", 0, carried.start()) - 1  # their order is that of the workers
+        own = {**stamp.values, "files": {}, "gpus": [*workers, None][min(worker, len(workers))]}
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch, carried["name"])
             path.write_text(textwrap.dedent(carried["lines"]), encoding="utf-8")
+            path.with_name(MANIFEST).write_text(json.dumps(own if stamp.values else {}), encoding="utf-8")
             checked = _checked(path, options)
-        above = text[: carried.start("lines")].count("\n") if isinstance(text, str) else 0
-        findings += [
-            replace(finding, file=graph.name, line=finding.line and finding.line + above)
-            for finding in checked.findings
-        ]
+        above = text.count("\n", 0, carried.start("lines"))
+        findings += [replace(one, file=graph.name, line=one.line and one.line + above) for one in checked.findings]
         models += [replace(one.model, file=f"{graph.name} ({one.model.file})") for one in checked.models]
-    findings += [text] if isinstance(text, Finding) else []
+    findings += [read] if isinstance(read, Finding) else []
     return Report(findings=in_order(findings), models=tuple(models))
 
 
