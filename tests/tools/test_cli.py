@@ -58,6 +58,7 @@ WRONG_OPTIONS = [
     (["generate", "hi", "--temprature", "1"], "did you mean --temperature?"),
     (["serve", ".", "--http-prot=1"], "did you mean --http-port?"),
     (["serve", ".", "--exit-timeout", "-5"], "--exit-timeout"),
+    (["serve", ".", "--address=0.0.0.0"], "--address=0.0.0.0; here it is --host"),
     (["serve", ".", "--log-info", "1"], "tritonserver's own arguments come after --"),
     (["serve", ".", "more"], "unrecognized arguments: more"),
     *((["serve", ".", "--http-port", port], "expected a number from 1 to 65535") for port in ("0", "70000", "http")),

@@ -175,9 +175,14 @@ def option(
     return options.add_argument(*names, help=help, **settings)
 
 
+_OTHER_NAMES = {"--address": "--host", "--host": "--address", "--port": "--http-port", "--http-port": "--port"}
+
+
 def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.ArgumentParser) -> str:
-    """Say which verbs have the option that this one lacks, or which option is meant."""
+    """Say what an option is called here, which verbs have one that this one lacks, or which option is meant."""
     name = given.partition("=")[0]
+    if (meant := _OTHER_NAMES.get(name)) in _options(parser):
+        return f"; here it is {meant}"
     if verbs := [leaf.prog.partition(" ")[2] for leaf in _leaves(program) if name in _options(leaf)]:
         return f"; {name} is an option of {', '.join(verbs)}"
     if not name.startswith("-"):
