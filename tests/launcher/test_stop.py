@@ -29,8 +29,8 @@ def write_record(folder, **facts):
     return launch, path
 
 
-def test_a_stop_without_a_launch_succeeds(tmp_path):
-    for code, *arguments in ((0, "--repository", tmp_path), (0, "0123abcd"), (2, "--repository", tmp_path / "gone")):
+def test_a_stop_without_a_launch_fails_where_a_name_is_of_nothing(tmp_path):
+    for code, *arguments in ((0, "--repository", tmp_path), (1, "0123abcd"), (2, "--repository", tmp_path / "gone")):
         stopped = ask(tmp_path, "stop", *arguments)
         assert (stopped.returncode, "nothing runs" in stopped.stdout + stopped.stderr) == (code, True)
 

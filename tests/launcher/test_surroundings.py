@@ -78,7 +78,7 @@ def test_stop_prints_no_traceback_at_ctrl_c_and_works_where_it_cannot_print(serv
     with open("/dev/full", "w") as full:
         both = [*command, "00000000", running.launch]
         stopped = subprocess.run(both, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (stopped.returncode, stopped.stderr, running.wait()) == (0, "", 0)
+    assert (stopped.returncode, stopped.stderr, running.wait()) == (1, "", 0)
 
 
 def test_a_ready_file_is_never_older_than_the_server(serve, tmp_path):

@@ -187,8 +187,8 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton launch docker r1 --dry-run",
         "deepseek-triton launch slurm r1x2 --partition gpu --time 7-0 --submit",
         notes="local and docker run at once; mpirun, slurm and kubernetes only print, unless --submit is given.\n"
-        "exit codes: 0 done, or stopped in order; 1 failed or refused; 2 wrong command line, or a port is taken;\n"
-        "4 not ready in time; else the code of what ran, 128 + N for signal N. docs/launch.md has more.",
+        "exit codes: 0 done, or stopped in order; 1 failed or refused, or no such ID; 2 wrong command line, or a\n"
+        "port is taken; 4 not ready in time; else the code of what ran, 128 + N for signal N. docs/launch.md has more.",
     )
     for form, (summary, examples, groups) in _FORMS.items():
         verb = add_verb(forms, form, summary)

@@ -241,7 +241,7 @@ def show(*, as_json: bool, say: Callable[[str], None]) -> int:
 def stop(
     ids: Sequence[str], repositories: Sequence[Path], *, everything: bool, now: bool, say: Callable[[str], None]
 ) -> int:
-    """End launches and wait until no process of them is left; return 0, also when there was no such launch.
+    """End launches and wait until no process of them is left; return 0, or 1 when nothing here has one of `ids`.
 
     :raises UsageError: when an id is no launch id, nothing runs from a folder that isn't there, or no launch was named.
     :raises StillRunningError: when a process can't be killed.
@@ -266,9 +266,9 @@ def stop(
         if launch.supervisor is not None and (now or launch.state != "stopping"):
             processes.send(launch.supervisor, END_NOW if now else signal.SIGTERM)
             processes.send(launch.supervisor, signal.SIGCONT)  # Ctrl-Z may have stopped it
-    for name in ids:
-        if name not in [launch.id for launch in chosen]:
-            say(f"{name}: nothing runs here; a container is ended by docker stop")
+    unknown = [name for name in ids if name not in {launch.id for launch in chosen}]
+    for name in unknown:
+        say(f"{name}: nothing runs here, `list` shows what does; a container is ended by docker stop")
     for folder in idle:
         say(f"nothing runs here from {folder}; a container is ended by docker stop")
     if everything and not chosen:
@@ -276,7 +276,7 @@ def stop(
     for launch in chosen:
         _finish(launch, now=now)
         say(f"{launch.id}: stopped")
-    return 0
+    return 1 if unknown else 0
 
 
 def _finish(launch: Launch, *, now: bool) -> None:

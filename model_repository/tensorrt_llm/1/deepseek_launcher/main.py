@@ -66,6 +66,7 @@ finishes its open requests, and the other ranks wait for it. A second SIGTERM, o
 _STOP = """\
 Stop what you have started on this machine, and wait until no process of it is left. Only processes that carry the
 launch's tag (the variable DEEPSEEK_TRITON_LAUNCH) get a signal. This works also when the supervisor was killed.
+Exit code 1: nothing here has one of the IDs; what has the others is stopped all the same.
 """
 
 
