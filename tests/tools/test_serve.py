@@ -140,9 +140,9 @@ def start(tmp_path):
 
 
 def test_a_server_answers_and_leaves_nothing_behind(tmp_path):
-    """Triton's Python backend alone would let a model's process die where the path has a blank, and wait for ever.
+    """Triton's Python backend alone would let a model's process die where a shell would quote the path.
     The repository is not replaced while it is served."""
-    repository = write_model(tmp_path / "a folder with blanks", "tensorrt_llm")
+    repository = write_model(tmp_path / "Zoë", "tensorrt_llm")
     (repository / "tensorrt_llm/deepseek-triton.json").write_text('{"files": {}}')
     build = ["build", "tiny", "--output", str(repository), "--force"]
     progress = []

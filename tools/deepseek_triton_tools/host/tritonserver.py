@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -153,6 +154,8 @@ def _backend_directory(package: Path) -> Path:
     release = importlib.metadata.version("nvidia-pytriton")
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "deepseek-triton/backends")
     directory = root / f"{release}-py{_stub_path(package).parent.name}-{key}"
+    if shlex.quote(str(root)) != str(root):  # Triton hands it to a shell, and the wheel's stub takes ASCII alone
+        raise InstallationError(f"tritonserver can't use {root}: let XDG_CACHE_HOME name one of plain ASCII, no blanks")
     if os.path.isdir(directory):
         return directory
     try:

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -241,7 +242,7 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             *(sys.executable, "-S", str(version_dir() / "supervise.py"), "run"),
             *("--with-parent", str(os.getpid()), "--restart", "never", "--http-address", options.host),
             *(word for name, port in ports.items() for word in (f"--{name}-port", str(port))),
-            *("--repository", str(options.repository), "--exit-timeout", str(options.exit_timeout_secs), "--"),
+            *(f"--repository={options.repository}", "--exit-timeout", str(options.exit_timeout_secs), "--"),
             *(str(installation.binary), *installation.extra_args, *self._places(installation)),
             *(f"--{name}-address={options.host}" for name in _ENDPOINTS),
             *(f"--{name}-port={port}" for name, port in ports.items()),
@@ -287,8 +288,8 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             folder = installation.backend_directory(Path(links.name, "backends"), own)
             arguments.append(f"--backend-directory={folder}")
         # Triton hands the path to the Python stub through a shell, without quotes: a stub whose path has a blank ends
-        # at its first look at it, and the server waits for ever (2.51).
-        if re.search(r"\s", str(repository)):
+        # at its first look at it, and the server waits for ever (2.51). The wheel's stub takes ASCII alone.
+        if shlex.quote(str(repository)) != str(repository):
             link = Path(links.name, "repository")
             link.symlink_to(repository)
             repository = link
