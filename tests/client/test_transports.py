@@ -206,15 +206,16 @@ def test_a_stream_that_was_dropped_is_left(server, driver, transport):
         assert server.gone.wait(WAIT_S)
 
 
-def test_closing_the_transport_ends_what_is_under_way(server, driver, transport):
-    server.script(server.hangs(FIRST))
-    stream = opened(transport)
-    driver.run(stream.receive())
-    reading = driver.start(read_all(stream))
-    driver.run(transport.close())
-    with pytest.raises(Cancelled):
-        reading.result(WAIT_S)
-    assert server.gone.wait(WAIT_S)
+def test_closing_stream_or_transport_ends_what_is_under_way(server, driver, transport):
+    for close in (None, transport.close):
+        server.script(server.hangs(FIRST))
+        stream = opened(transport)
+        driver.run(stream.receive())
+        reading = driver.start(read_all(stream))
+        driver.run((close or stream.close)())
+        with pytest.raises(Cancelled):
+            reading.result(WAIT_S)
+        assert server.gone.wait(WAIT_S)
     driver.fails(transport, Cancelled, match="closed")
 
 
@@ -225,12 +226,16 @@ def test_a_cancelled_task_stays_cancelled_and_is_seen_by_the_server(server, driv
     async def body():
         stream = opened(transport)
         await stream.receive()
-        task = asyncio.ensure_future(read_all(stream))
+        task = asyncio.ensure_future(stream.receive())
         await asyncio.sleep(0)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
         assert task.cancelled()
+        if server.wire == "grpc":  # the call has ended with it, and a later read is no cancelled task
+            with pytest.raises(Cancelled):
+                await stream.receive()
+        await stream.close()
         assert await asyncio.to_thread(server.gone.wait, WAIT_S)
 
     driver.run(body())

@@ -225,8 +225,9 @@ class AsyncioChannel:
         self._closed = True
         for call in tuple(self._calls):
             call.cancel()
-        if self._channel is not None:
-            await self._channel.close()
+        if (channel := self._channel) is not None:
+            self._channel = None  # so that the last one is freed on its own loop's thread
+            await channel.close()
 
 
 class AsyncioCall:
@@ -245,6 +246,7 @@ class AsyncioCall:
             # grpc.aio raises the same for a cancelled call and a cancelled task, and cancels the call in both cases.
             if self._cancelled and _cancellations() == before:
                 raise Cancelled("the request was cancelled") from exc
+            self._cancelled = True
             raise
         if data is grpc.aio.EOF:
             return None

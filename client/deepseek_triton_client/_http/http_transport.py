@@ -241,6 +241,7 @@ class HttpResponseStream:
             self._connection.interrupt()
 
     async def close(self) -> None:
+        self._interrupted = True  # another thread may be reading
         connection, self._connection = self._connection, None
         if connection is None:
             return
