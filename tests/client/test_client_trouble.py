@@ -16,7 +16,6 @@ import pytest
 import deepseek_triton_client as package
 from deepseek_triton_client import (
     DeepseekTritonError,
-    ModelNotFound,
     Overloaded,
     ProtocolError,
     Retries,
@@ -66,11 +65,9 @@ def check_own(error, url):
 
 TROUBLES = {
     "full": (lambda s: s.says(OVERLOADED), Overloaded, True),
-    "no such model": (lambda s: s.says("Request for unknown model: 'x' is not found"), ModelNotFound, False),
     "a code of the future": (lambda s: s.says("[E_NEW] what"), DeepseekTritonError, False),
     "failed later": (lambda s: s.says("[E_INTERNAL] a bug", FIRST), ServerError, False),
     "full later": (lambda s: s.says(OVERLOADED, FIRST), Overloaded, False),
-    "going later": (lambda s: s.says("[E_UNAVAILABLE] stopping", FIRST), ServerUnavailable, False),
     "no end": (lambda s: s.replies(FIRST), ProtocolError, False),
     "no answer": (lambda s: s.replies(), ProtocolError, False),
 }
