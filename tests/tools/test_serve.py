@@ -332,7 +332,7 @@ def test_ports_that_cannot_be_listened_on(repository, tmp_path):
         ]:
             with pytest.raises(PortError, match=expected) as caught:
                 serve(automatic(repository, **options))
-            assert caught.value.exit_code == 1
+            assert caught.value.exit_code == 2
     assert processes(tmp_path) == []
 
 

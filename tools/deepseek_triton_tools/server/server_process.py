@@ -223,9 +223,9 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
                 return
             self.wait()
         words = self._last_words or f"the supervisor ended with {self.returncode}"
-        if words.startswith("--"):
-            raise ToolError(words, exit_code=2)
-        raise PortError(f"{words} (--http-port, --grpc-port and --metrics-port also take auto)")
+        if words.startswith("--") or self.returncode != 2:
+            raise ToolError(words, exit_code=self.returncode or 1)
+        raise PortError(f"{words} (--http-port, --grpc-port and --metrics-port also take auto)", exit_code=2)
 
     def _launch_supervisor(self, installation: Installation) -> None:
         from deepseek_triton_build import version_dir  # not for `serve --help`
