@@ -1,6 +1,7 @@
 """What a person who runs the demo reads, in a pipe and at a terminal."""
 
 import re
+import tempfile
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_the_simulated_engine_completes_and_thinks(capsys):
     assert "Stopped cleanly" in printed
 
 
-def test_what_can_t_be_shown_is_refused(capsys):
+def test_what_can_t_be_shown_is_refused(capsys, monkeypatch):
     for argv, expected in (
         (["--preset", "b200x8-r1-fp4-min-latency"], "add --engine simulated"),
         (["--tritonserver", "/nowhere/tritonserver"], "/nowhere"),
@@ -95,3 +96,6 @@ def test_what_can_t_be_shown_is_refused(capsys):
         assert main(["demo", *argv]) == 1
         [line] = capsys.readouterr().err.splitlines()
         assert expected in line
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    assert main(["demo"]) == 1

@@ -140,8 +140,7 @@ def start(tmp_path):
 
 
 def test_a_server_answers_and_leaves_nothing_behind(tmp_path):
-    """Triton's Python backend alone would let a model's process die where a shell would quote the path.
-    The repository is not replaced while it is served."""
+    """Also in a folder whose name a shell would quote. The repository is not replaced while it is served."""
     repository = write_model(tmp_path / "Zoë", "tensorrt_llm")
     (repository / "tensorrt_llm/deepseek-triton.json").write_text('{"files": {}}')
     build = ["build", "tiny", "--output", str(repository), "--force"]

@@ -44,8 +44,8 @@ VERBS = {
 """Verb -> what it does. The module of the same name in this folder has `add_options(parser)`."""
 
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE}
-"""Errors of a machine that has no more room. Python names no file in them."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOENT}
+"""Errors of a machine that has no more room, or no folder for temporary files. Python names no file in them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
