@@ -2,6 +2,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import stat
 from dataclasses import replace
 from functools import cache
@@ -19,6 +20,7 @@ from deepseek_triton_build import (
     repository_files,
     write_repository,
 )
+from deepseek_triton_build.catalog import DEFAULT_RELEASE
 from deepseek_triton_build.render.owner_edits import MAX_LINES
 from support.checked import tree
 from support.interrupted import error_of
@@ -96,11 +98,7 @@ R1_OPTIONS = "deepseek-r1 --gpu h200 --gpus 8 --model /models/DeepSeek-R1"
 
 
 OTHERS = [  # the request and format that are wanted, and lines of the difference
-    (
-        PlanRequest(variant="deepseek-r1", gpu="h100", num_gpus=16),
-        "triton",
-        [f"-options: {R1_OPTIONS}", "+options: deepseek-r1 --gpu h100 --gpus 16", "-gpus: 8", "+gpus: 16"],
-    ),
+    (replace(R1, gpu="h100", num_gpus=16), "triton", [f"-options: {R1_OPTIONS}", "-gpus: 8", "+gpus: 16"]),
     (replace(R1, model="/models/other"), "triton", [f"-options: {R1_OPTIONS}"]),
     (R1, "trtllm-serve", ["-format: triton", "+format: trtllm-serve"]),  # whose manifest lies elsewhere
 ]
@@ -110,7 +108,8 @@ OTHERS = [  # the request and format that are wanted, and lines of the differenc
 def test_another_deployment_is_shown_and_replaced_only_by_force(tmp_path):
     output = tmp_path / "r1"
     for request, format, shown in OTHERS:
-        write_repository(format_files("triton", make_plan(R1), version="1.0"), output, force=True)
+        write_repository(format_files("triton", make_plan(replace(R1, release=DEFAULT_RELEASE)), version="1.0"), output)
+        write_repository(format_files("triton", make_plan(R1), version="1.0"), output)  # as 1.0.0 stamped the same
         before = tree(output)
         files = format_files(format, make_plan(request), version="1.0")
 
@@ -120,6 +119,7 @@ def test_another_deployment_is_shown_and_replaced_only_by_force(tmp_path):
         assert tree(output) == before
         write_repository(files, output, force=True)
         assert tree(output) == {file.path.as_posix(): file.content for file in files}
+        shutil.rmtree(output)
 
 
 def test_another_deployment_that_was_edited_is_told_as_both_at_once(written):

@@ -31,6 +31,7 @@ _DEPLOYMENT = (
     *("options", "format", "variant", "engine", "gpu", "gpus", "precision", "profile", "recipe", "release", "image"),
 )
 """Keys of the manifest that say what the folder deploys. A folder in which one differs is another deployment."""
+_SAID_TWICE = re.compile(r" --trtllm \S+| --vllm \S+(?= --image )")  # by `release`, `image`; some stamps lack them
 
 
 def write_repository(
@@ -264,10 +265,10 @@ def _refuse_loss(output: Path, files: list[File]) -> None:
 
 def _deployment_diff(output: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     """Yield a diff of the lines that say what is deployed. A damaged manifest says nothing; the files tell then."""
-    changed = [key for key in _DEPLOYMENT if old and old.get(key) != new.get(key)]
+    was, will_be = ({**each, "options": _SAID_TWICE.sub("", str(each.get("options")))} for each in (old, new))
+    changed = [key for key in _DEPLOYMENT if old and was.get(key) != will_be.get(key)]
     if changed:
-        yield f"--- {output} as it is"
-        yield f"+++ {output} as it would be"
+        yield from (f"--- {output} as it is", f"+++ {output} as it would be")
     for key in changed:
         for sign, record in (("-", old), ("+", new)):
             if key in record:

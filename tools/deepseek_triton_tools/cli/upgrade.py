@@ -159,9 +159,8 @@ def _make(record: Mapping[str, Any], changed: Mapping[str, str]) -> _Made:
         vars(args).update({"trtllm": None, "vllm": None, "image": None, **changed})
     elif form != DYNAMO and not (args.trtllm or args.vllm or args.image):
         # A release that was the default then is not among the options. Dynamo's own release decides about its keys.
-        known = {name: value for name, value in record.items() if isinstance(value, str)}
+        known = {name: value for name, value in record.items() if isinstance(value, str) and value != DEFAULT_RELEASE}
         args.trtllm, args.vllm = known.get("release"), known.get("vllm")
-        args.trtllm = None if args.trtllm == DEFAULT_RELEASE else args.trtllm
     request = replace(plan_request(args), dynamo=args.dynamo, kv_routing=args.kv_routing)
     if request.profile == DISAGGREGATED:
         both = format_request(form, request) if form == DYNAMO else request
