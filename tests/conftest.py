@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     clone, code = Path(__file__).resolve().parents[1], Path(deepseek_triton_build.__file__).resolve()
     if not code.is_relative_to(clone):
-        raise pytest.UsageError(f"expected the code of {clone}, got {code}: run `make venv` here")
+        raise pytest.UsageError(f"expected the code of {clone}, got {code}: `rm .venv` if a link, then `make venv`")
     if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
         raise pytest.UsageError(f"expected a pytest below 9.2, which keeps a group together, got {pytest.__version__}")
 
