@@ -132,7 +132,7 @@ def _token(path: Path | None) -> str | Callable[[], str] | None:
 # --- Sampling ---
 
 _COMMON: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "max_tokens": ("N", "most tokens to generate, from 1 (default: the model's, or eval's task's)", {"type": int}),
+    "max_tokens": ("N", "most tokens to generate, from 1 (default: OWNER's)", {"type": int}),
     "temperature": ("X", "randomness, 0 to 100; 0 always takes the likeliest token (greedy decoding)", {"type": float}),
     "top_p": ("X", "sample from the likeliest tokens whose probabilities add up to X, 0 to 1", {"type": float}),
     "seed": ("N", "make sampling repeatable, -2^63 to 2^64 - 1", {"type": int}),
@@ -150,10 +150,10 @@ def _metadata() -> dict[str, Mapping[str, Any]]:
     return {field.name: field.metadata for field in dataclasses.fields(SamplingParams)}
 
 
-def add_sampling_options(verb: VerbParser) -> None:
+def add_sampling_options(verb: VerbParser, owner: str = "the model") -> None:
     group = verb.add_argument_group("sampling")
     for name, (value, text, settings) in _COMMON.items():
-        group.add_argument(f"--{name.replace('_', '-')}", metavar=value, help=text, **settings)
+        group.add_argument(f"--{name.replace('_', '-')}", metavar=value, help=text.replace("OWNER", owner), **settings)
     option(group, "--set NAME=VALUE", SET_HELP, words, action="append", default=[])
     for name in _metadata().keys() - _COMMON.keys():  # their own options, which there were up to 1.0
         spelling = name.replace("_", "-")

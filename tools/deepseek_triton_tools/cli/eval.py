@@ -57,7 +57,7 @@ def add_options(verb: VerbParser) -> None:
     option(server, "--concurrency N", "requests at once (default: 32)", positive, default=32)
     text = "score although up to N questions got no answer, which count as wrong (default: 0)"
     option(server, "--allow-failed N", text, number, default=0)
-    client_options.add_sampling_options(verb)
+    client_options.add_sampling_options(verb, owner="the task")
 
 
 def _add_questions(verb: VerbParser) -> None:
