@@ -322,8 +322,8 @@ class FileConversationSource:
         self.options = options
         self._name = name = file_name(options.file)
         self.is_trace = False
-        if str(options.file) != "-" and not options.file.exists():
-            raise ToolError(f"{name}: there is no such file", exit_code=2)
+        if str(options.file) != "-" and (options.file.is_dir() or not os.access(options.file, os.R_OK)):
+            raise ToolError(f"{name}: No such file, or none that can be read", exit_code=2)
         with open(os.dup(0) if str(options.file) == "-" else options.file, "rb") as file:
             if file.peek().lstrip().startswith(b"["):
                 rows = list(islice(_sharegpt_rows(name, file.read(), options, count_tokens), most))
