@@ -188,7 +188,7 @@ class BatchProgress:
         elapsed = time.monotonic() - self._started
         failed = f", {self.failed} failed" if self.failed else ""
         before = f" ({self._before} by an earlier run)" if self._before else ""
-        refused = self.errors and all(isinstance(error, InvalidRequest) for error in self.errors.values())
+        refused = self.done == self._total and all(isinstance(error, InvalidRequest) for error in self.errors.values())
         how = "mend the options or the rows, then" if refused else "the same command with"
         return (
             f"{self.done} of {self._total} rows done{before}{failed}; "
