@@ -14,7 +14,7 @@ from support.raw_triton import INFO, RawTriton, answer, event, gateway_before, r
 def test_the_client_asks_a_gateway():
     schema = '{"type":"object"}'
     raw = RawTriton()
-    raw.info = {**INFO, "greedy_by_default": False}
+    raw.info = {**INFO, "greedy_by_default": False, "decoupled": False}
     starting = gateway_before(urls=("http://127.0.0.1:9",))
     with raw.serving() as triton, gateway_before(triton) as address, Client(f"{address}/v1") as client:
         triton.script = answer(event(reasoning_output="hm"), HELLO, LAST)
@@ -26,7 +26,7 @@ def test_the_client_asks_a_gateway():
             fields = {"top_k": 2, "max_tokens": 9, "bad": ["x"], "guided_json": schema}
             completion = ask(content, **fields, add_special_tokens=False, request_id="job:1")
             sent = {name: json.loads(text) if name == "messages" else text for name, text in triton.asked[-1].items()}
-            assert (sent.items() >= expected.items(), sent["id"][:6]) == (True, "job:1-")
+            assert (sent.items() >= expected.items(), sent["id"][:6], sent["streaming"]) == (True, "job:1-", False)
             assert json.loads(sent["sampling_parameters"]) == fields | {"n": 1, "add_special_tokens": False}
             counts = [getattr(completion, f"num_{each}_tokens") for each in ("input", "output", "cached", "reasoning")]
             assert (completion.text, completion.finish_reason, *counts) == ("Hello", "stop", 5, 3, 4, 1)

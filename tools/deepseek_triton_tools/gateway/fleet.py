@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from msgspec import structs
+
 from deepseek_triton_client._core.client_settings import Endpoint
 from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer
 from deepseek_triton_tools.gateway.settings import (
@@ -180,10 +182,12 @@ class Fleet:
             member = self._next(call, errors, role)
             call.tried.append(member.url)
             begun = False
+            # One that can't send streams gives its whole answer as one part.
+            own = call if member.is_decoupled else structs.replace(call, inputs={**call.inputs, "streaming": False})
             with member.working(estimated_load(call)) as server:
                 try:
                     # Closed here, not by the garbage collector: only then the server is told to stop at once.
-                    async with aclosing(server.generate(call)) as answer:
+                    async with aclosing(server.generate(own)) as answer:
                         async for parts in answer:
                             # A generation server's first token is the context server's, and so it shows no work.
                             if begun or any(part.finish_reason for part in parts):

@@ -102,7 +102,7 @@ class FleetMember:
         self.state: State = "new"
         self.reason = "not yet asked"
         self.model_info = self.identity = ""
-        self.max_seq_len = 0
+        self.max_seq_len, self.is_decoupled = 0, True
         self.leaving = False
         self.server = server
         self._model_path = f"/v2/models/{triton_model}/ready"
@@ -362,7 +362,7 @@ class FleetMember:
             model = msgspec.json.decode(self.model_info, type=ToldModel)
         except (TimeoutError, UpstreamError, msgspec.MsgspecError, RecursionError) as error:
             return f"it does not tell its model: {error}"
-        self.identity, self.max_seq_len = model.identity, model.max_seq_len
+        self.identity, self.max_seq_len, self.is_decoupled = model.identity, model.max_seq_len, model.decoupled
         reason = ""
         if self._is_shared and (why := model.fields.get("request_type", "its backend is too old")):
             reason = f"It can't share requests with another server: {why}"
@@ -424,13 +424,14 @@ def _jittered(seconds: float) -> float:
 
 
 class ToldModel(msgspec.Struct):
-    """The part of `model_info` that decides whether a server may take part."""
+    """The part of `model_info` that decides whether a server may take part, and how it is asked."""
 
     name: str = ""
     checkpoint: str = ""
     tool_form: str | None = None
     simulation: object = None
     max_seq_len: int = 0
+    decoupled: bool = True
     fields: dict[str, object] = {}
     """Input that it can't do -> why, or ""."""
 
