@@ -23,9 +23,10 @@ GUIDES = {
 }
 
 
-def changed(tool_use=NO_TOOLS, *, form=RAW_JSON, prompt=PLAIN, begun="", refused="", **sampling):
+def changed(tool_use=NO_TOOLS, *, form=RAW_JSON, prompt=PLAIN, begun="", refused="", has_switch=True, **sampling):
     params = SamplingParams(temperature=0.5, **sampling)
-    return with_answer_format(params, tool_use, form, prompt=prompt, begun=begun, refused=refused)
+    told = {"begun": begun, "refused": refused, "has_switch": has_switch}
+    return with_answer_format(params, tool_use, form, prompt=prompt, **told)
 
 
 def format_of(sampling):
@@ -100,8 +101,10 @@ def test_all_else_stays_as_it_is():
 
 
 def test_a_guide_that_would_bind_the_reasoning_is_refused():
-    with pytest.raises(RequestError) as caught:
-        changed(prompt=THINKING, refused="the engine is too old", guided_json="{}")
-    assert caught.value.code is ErrorCode.UNSUPPORTED
-    assert str(caught.value).startswith("guided_json: ")
-    assert "the engine is too old" in str(caught.value)
+    for has_switch in (True, False):
+        with pytest.raises(RequestError) as caught:
+            changed(prompt=THINKING, refused="the engine is too old", guided_json="{}", has_switch=has_switch)
+        assert caught.value.code is ErrorCode.UNSUPPORTED
+        assert str(caught.value).startswith("guided_json: ")
+        assert "the engine is too old" in str(caught.value)
+        assert str(caught.value).endswith("; turn thinking off") == has_switch

@@ -67,6 +67,7 @@ def expand(
             begun=begun,
             refused=capabilities.formats_refused,
             continues_reasoning=continues_reasoning,
+            has_switch=chat.facts.has_switch,
         )
         sampling = _without_second_bos(text, sampling, capabilities.bos_token)
         shared = SharedTokenIds() if answers > 1 else None

@@ -129,6 +129,7 @@ def with_answer_format(
     begun: str,
     refused: str,
     continues_reasoning: bool = False,
+    has_switch: bool = True,
 ) -> SamplingParams:
     """Return the sampling fields with a guide that fits the whole answer.
 
@@ -137,6 +138,7 @@ def with_answer_format(
     :param form: how the model writes calls.
     :param begun: the beginning of a call with which the prompt ends; "" without one.
     :param refused: why the engine takes no such structural tag; "" if it does.
+    :param has_switch: thinking can be turned off.
     :raises RequestError: E_UNSUPPORTED for a guide that would bind the reasoning.
     """
     name = next((name for name in _GUIDES if getattr(sampling, name)), "")
@@ -152,9 +154,10 @@ def with_answer_format(
         return sampling if calls is None else _guided_by(sampling, calls.in_text())
     thinks = continues_reasoning or ends_inside(prompt)
     if thinks and refused:
+        advice = "turn thinking off" if has_switch else "leave it out, because this model can't turn thinking off"
         raise RequestError(
-            f"{name}: the prompt lets the model think first, and no guide can begin after </think>: {refused}; turn "
-            "thinking off",
+            f"{name}: the prompt lets the model think first, and no guide can begin after </think>: {refused}; "
+            + advice,
             code=ErrorCode.UNSUPPORTED,
         )
     if not thinks and calls is None:
