@@ -30,7 +30,8 @@ def test_the_client_asks_a_gateway():
             assert json.loads(sent["sampling_parameters"]) == fields | {"n": 1, "add_special_tokens": False}
             counts = [getattr(completion, f"num_{each}_tokens") for each in ("input", "output", "cached", "reasoning")]
             assert (completion.text, completion.finish_reason, *counts) == ("Hello", "stop", 5, 3, 4, 1)
-            assert completion.reasoning == ("hm" if ask == client.chat else "")
+            reasoning = {"reasoning_content": "hm"} if ask == client.chat else {}
+            assert completion.message == {"role": "assistant", "content": "Hello", **reasoning}
         assert client.metrics().value("deepseek_triton_gateway_generated_tokens_total") == 9
         with starting as empty:
             lasting = (empty, *["loading"] * 3), (f"{address}/x", *["missing"] * 3)

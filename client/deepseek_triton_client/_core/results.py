@@ -140,8 +140,9 @@ class Completion:
 
     @property
     def message(self) -> dict[str, str]:
-        """The answer as a message for the conversation. Without reasoning, as DeepSeek's models expect it."""
-        return {"role": "assistant", "content": self.text}
+        """The answer as a message for the conversation. Its reasoning is left out of prompts that need none of it."""
+        message = {"role": "assistant", "content": self.text}
+        return {**message, "reasoning_content": self.reasoning} if self.reasoning else message
 
     def __str__(self) -> str:
         return self.text
