@@ -88,7 +88,7 @@ def run_batch(
                 if progress.answered:
                     answers.finish()
                 if progress.done:
-                    complain(f"stopped: {progress.summary(resumes_in)}")
+                    complain(f"stopped: {progress.summary(resumes_in, was_left=True)}")
                 raise
             answers.finish()
     progress.clear()
@@ -184,11 +184,11 @@ class BatchProgress:
         """Empty the terminal's line, for other output."""
         self._status.clear()
 
-    def summary(self, resumes_in: str) -> str:
+    def summary(self, resumes_in: str, *, was_left: bool = False) -> str:
         elapsed = time.monotonic() - self._started
         failed = f", {self.failed} failed" if self.failed else ""
         before = f" ({self._before} by an earlier run)" if self._before else ""
-        refused = self.done == self._total and all(isinstance(error, InvalidRequest) for error in self.errors.values())
+        refused = not was_left and all(isinstance(error, InvalidRequest) for error in self.errors.values())
         how = "mend the options or the rows, then" if refused else "the same command with"
         return (
             f"{self.done} of {self._total} rows done{before}{failed}; "
