@@ -37,7 +37,7 @@ from deepseek_triton_build.render.vllm_commands import engine_flags, model_of, n
 
 START_SH = "start.sh"
 EXIT_TIMEOUT_S = 30
-"""Seconds that open requests have to finish: tritonserver's own default of --exit-timeout-secs."""
+"""Seconds of a stop, most of which open requests get: tritonserver's own default of --exit-timeout-secs."""
 MPIRUN_SPARE_S = 20
 """Seconds that mpirun waits beyond the exit timeout before it kills. The supervisor kills 15 s after the timeout."""
 _MAX_RESTARTS = 3

@@ -46,7 +46,7 @@ _SERVER = """
     --http-port PORT  http port (default: 8000)
     --grpc-port PORT  grpc port (default: 8001)
     --metrics-port PORT  metrics port (default: 8002)
-    --exit-timeout S  seconds for open requests at a stop (default: 30)
+    --exit-timeout S  seconds of a stop: open requests get 5 less, at least half (default: 30)
     --ready-within S  seconds until it must be ready, 0: no limit (default: by the checkpoint's size)
     --max-restarts N  restarts in a row when a server that was ready fails (default: 3)
     --ready-file FILE  file that exists while the server is ready

@@ -40,7 +40,7 @@ def add_options(verb: VerbParser) -> None:
         help_text = f"{name} port, or auto for a free one (default: {default})"
         verb.add_argument(f"--{name}-port", type=port_or_auto, default=default, metavar="PORT", help=help_text)
     verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; all: 0.0.0.0)")
-    help_text = "seconds for open requests at a stop (default: 30)"
+    help_text = "seconds of a stop: open requests get 5 less, at least half (default: 30)"
     dest = "exit_timeout_secs"
     verb.add_argument("--exit-timeout", dest=dest, type=seconds, default=30, metavar="S", help=help_text)
     verb.add_argument("--log-file", type=path, metavar="FILE", help="write the server's whole log to FILE")

@@ -64,7 +64,7 @@ for name in HTTP_PORT GRPC_PORT METRICS_PORT; do
   fi
 done
 
-# EXIT_TIMEOUT: seconds that open requests have to finish when the server is told to stop. Give whatever stops this
+# EXIT_TIMEOUT: seconds of a stop, of which open requests get all but 5, at least half. Give whatever stops this
 #   script (docker stop -t, terminationGracePeriodSeconds) at least 20 seconds more.
 exit_timeout="${EXIT_TIMEOUT:-@@{exit_timeout}}"
 if [[ ! "$exit_timeout" =~ ^(0|[1-9][0-9]{0,5})$ ]]; then

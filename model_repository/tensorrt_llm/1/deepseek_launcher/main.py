@@ -109,7 +109,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--ready-file", type=Path, metavar="FILE", help="file that exists while the server is ready")
     for name, default, text in (
         ("ready-within", 0.0, "seconds until it must be ready (default: 0, no limit)"),
-        ("exit-timeout", 30.0, "seconds for open requests at a stop (default: 30)"),
+        ("exit-timeout", 30.0, "seconds of a stop: open requests get 5 less, at least half (default: 30)"),
         ("health-every", 5.0, "seconds between health checks once ready (default: 5)"),
     ):
         dest = f"{name.replace('-', '_')}_s"

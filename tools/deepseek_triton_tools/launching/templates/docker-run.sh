@@ -18,7 +18,7 @@ docker run --name @@{name}
 --detach
 #end
 #if has_triton
-# docker stop must not kill before the supervisor does. Open requests get @@{exit_timeout_s} s (EXIT_TIMEOUT), the supervisor kills what is left after @@{supervisor_kill_s} s, @@{mpirun_kill}and some seconds are to spare. With docker's default of 10 s answers would be cut short.
+# docker stop must not kill before the supervisor does. Open requests get all but 5 s of @@{exit_timeout_s} s (EXIT_TIMEOUT), at least half, the supervisor kills what is left after @@{supervisor_kill_s} s, @@{mpirun_kill}and some seconds are to spare. With docker's default of 10 s answers would be cut short.
 #else
 # Process 1 is docker's own: it hands signals on, and reaps what ended. docker stop kills what still runs after this time, as the programs of a large model may need more than docker's 10 s to end.
 --init

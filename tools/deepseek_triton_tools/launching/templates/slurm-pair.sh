@@ -3,7 +3,7 @@
 #SBATCH @@{directives}
 #
 # @@{what} Each server has nodes of its own, and its tritonserver answers on the first of them, port @@{port}. The log begins with the command of a gateway that joins them. Every other line begins with the server that it is from.
-# To stop the job in order: scancel --batch --signal=TERM JOBID. Open requests get @@{exit_timeout_s} s (EXIT_TIMEOUT), and after @@{kill_s} s the supervisors kill what is left. Plain scancel tells every rank too, but Slurm kills them after KillWait, which is 30 s unless slurm.conf says more.
+# To stop the job in order: scancel --batch --signal=TERM JOBID. Open requests get all but 5 s of @@{exit_timeout_s} s (EXIT_TIMEOUT), at least half, and after @@{kill_s} s the supervisors kill what is left. Plain scancel tells every rank too, but Slurm kills them after KillWait, which is 30 s unless slurm.conf says more.
 # --signal: SIGTERM also comes at the end of the job's time, @@{grace_s} s before it or up to 60 s earlier. Only this script gets it, and passes it on. At preemption it comes only with preempt_send_user_signal in SlurmctldParameters.
 # --requeue: after a node has failed, the job starts again on other nodes. When a server fails, its supervisor starts it again within the job. When that doesn't help, all servers are stopped and the job ends with the code of the one that failed. --open-mode=append keeps the log.
 # @@{memory_why}

@@ -3,7 +3,7 @@
 #SBATCH @@{directives}
 #
 # tritonserver answers on the first node, port @@{port}; `squeue -j JOBID -o %B` shows which node that is. --output is the log of all ranks.
-# To stop the job in order: scancel --batch --signal=TERM JOBID. Open requests get @@{exit_timeout_s} s (EXIT_TIMEOUT), and after @@{kill_s} s the supervisor kills what is left. Plain scancel tells every rank too, but Slurm kills them after KillWait, which is 30 s unless slurm.conf says more.
+# To stop the job in order: scancel --batch --signal=TERM JOBID. Open requests get all but 5 s of @@{exit_timeout_s} s (EXIT_TIMEOUT), at least half, and after @@{kill_s} s the supervisor kills what is left. Plain scancel tells every rank too, but Slurm kills them after KillWait, which is 30 s unless slurm.conf says more.
 # --signal: SIGTERM also comes at the end of the job's time, @@{grace_s} s before it or up to 60 s earlier. Only the batch script gets it@@{becomes}. At preemption it comes only with preempt_send_user_signal in SlurmctldParameters.
 # --requeue: after a node has failed, the job starts again on other nodes. When the server fails, the supervisor starts it again within the job. --open-mode=append keeps the log.
 # @@{memory_why}
