@@ -83,7 +83,8 @@ NO_WEIGHTS = _error("W007")
 MISSING_SHARD = _error("W008")
 BROKEN_SHARD = _error("W009")
 WRONG_LENGTH = _error("W010")
-INCOMPLETE = {code.code for code in (NO_WEIGHTS, MISSING_SHARD, BROKEN_SHARD, WRONG_LENGTH)}
+INCOMPLETE = {NO_WEIGHTS.code: False, MISSING_SHARD.code: False, BROKEN_SHARD.code: True, WRONG_LENGTH.code: True}
+"""Code -> whether a file is damaged; without files `load_format: dummy` loads."""
 MISSING_TENSORS = _error("W011")
 STRAY_SHARD = _warning("W012")
 UNLISTED_TENSORS = _warning("W013")

@@ -339,9 +339,11 @@ def _start(args: argparse.Namespace) -> int:
     if runs and form.program and shutil.which(form.program) is None:
         unmet = [f"{form.program} is not on PATH: run it where it is, or see with --dry-run what would run"]
     faults = first_faults(facts.serving.folders if facts.serving else ())
-    incomplete = [f"{fault}; see deepseek-triton check {shlex.quote(args.folder)}" for fault in faults]
-    if runs:
-        _refuse(unmet, InstallationError)
+    see = f"see deepseek-triton check {shlex.quote(args.folder)}"
+    incomplete = {f"{fault}; {see}": is_damaged for fault, is_damaged in faults}
+    if runs:  # elsewhere, where a scheduler starts it, the files may be others
+        damaged = [] if form.command else filter(incomplete.get, incomplete)
+        _refuse([*unmet, *damaged], InstallationError)
     text = form.render(launched, options)
     if odd := [line for line in text.splitlines() if any("\udc80" <= character <= "\udcff" for character in line)]:
         # Printed, it would be another path.

@@ -279,12 +279,13 @@ def find_damage(checkpoint: CheckpointFiles, on_file: Callable[[Path], None] = l
         yield finding
 
 
-def first_faults(folders: Iterable[str]) -> Iterator[str]:
-    """Yield why no engine could load the checkpoints in `folders`; one that is not on this machine is passed over, and
-    so are files that this user can't read: a container may."""
+def first_faults(folders: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Yield why no engine could load the checkpoints in `folders`, and whether a file is damaged; one that is not on
+    this machine is passed over, and so are files that this user can't read: a container may."""
     for folder in filter(os.path.isdir, folders):
-        for one in [one for one in check_weights(Path(folder), folder) if one.code in INCOMPLETE][:1]:
-            yield f"{safe_name(one.file)}: {one.message}; {one.fix}"
+        found = [one for one in check_weights(Path(folder), folder) if one.code in INCOMPLETE]
+        for one in sorted(found, key=lambda one: not INCOMPLETE[one.code])[:1]:
+            yield f"{safe_name(one.file)}: {one.message}; {one.fix}", INCOMPLETE[one.code]
 
 
 def _unfinished(folder: Path) -> str:
