@@ -237,11 +237,13 @@ def test_sigterm_reaches_the_server_and_its_exit_code_comes_back(repository, sta
 
 
 def test_launch_stop_knows_it(repository, start):
-    serving = start(repository)
-    serving.lines_until_ready()
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "stop", str(repository)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith(": stopped\n")
-    assert serving.wait() == 0
+    for options, code in ([], 0), (["--now"], 128 + signal.SIGKILL):
+        serving = start(repository)
+        serving.lines_until_ready()
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+        assert (done.stdout.endswith(": stopped\n"), serving.wait()) == (True, code)
+        assert "memory" not in serving.stderr.read_text()
 
 
 def test_nothing_outlives_a_serve_that_was_killed(repository, start):

@@ -53,6 +53,7 @@ _SUPERVISOR = "deepseek-triton: "
 # The supervisor's words at the end of a stop that took longer than the exit timeout and 15 s.
 _KILLED = "did not end in time and was killed"
 _STOPPED_LOADING = "stopped while it was loading"
+_STOPS = (_KILLED, _STOPPED_LOADING, "ended at once, as asked")
 
 # tritonserver's option that `serve` sets -> the option of `serve` for it.
 _OWN_OPTIONS = {
@@ -377,6 +378,8 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
         cause = failure_cause(self.log_tail)
         if self._hopeless:
             code = 1
+        elif self._last_words.startswith(_STOPS):  # by `launch stop`
+            cause = self._last_words.partition(" (")[0]
         elif code > 128 and (reason := dead_engine(self.log_tail)):
             cause = f"the engine died and the backend ended tritonserver, as on_fatal says: {reason}"
         elif code > 128:
