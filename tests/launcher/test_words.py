@@ -19,7 +19,7 @@ from deepseek_triton_tools.doctor.mpi import AS_ROOT
 from deepseek_triton_tools.server import waiting
 
 NAMES_HERE = {
-    "loading": {"importing the engine"},
+    "loading": {"importing the engine", "loading the model"},
     "loading weights": {"loading weights", "allocating weights"},
     "allocating the KV cache": {"KV cache"},
     "autotuning": {"autotuning kernels"},
@@ -48,6 +48,7 @@ PHASES_OF_LINES = [
     (f"{STAMP}Run generation only CUDA graph warmup for batch size=64, draft_len=0", "CUDA graphs"),
     (f"{STAMP}Setting PyTorch memory fraction to 0.5983 (71.62 GiB)", "memory profile"),
     ("deepseek_backend INFO: loading /models/r1 on the tensorrt_llm engine", "importing the engine"),
+    ("deepseek_backend INFO: loading tiny on the reference engine", "loading the model"),
     ("deepseek_backend INFO: warm-up 1 of 3: a prompt", "warm-up"),
     ("deepseek_backend INFO: /models/r1 is ready after 71.3 s", "model is ready"),
     ('I1121 15:57:29.4 15074 http_server.cc:4692] "Started HTTPService at 0.0.0.0:8000"', "opening ports"),

@@ -30,6 +30,7 @@ PHASES = tuple(
         # Triton's core.
         ("starting tritonserver", r"Pinned memory pool is created|Unable to allocate pinned"),
         # model.py of this repository.
+        ("loading the model", r"deepseek_backend INFO: loading .* on the (?:reference|simulated) engine"),
         ("importing the engine", r"deepseek_backend INFO: loading "),
         # TensorRT-LLM: __init__.py, llmapi/mpi_session.py, cpp/tensorrt_llm/runtime/utils.
         ("importing the engine", r"TensorRT-LLM version: "),
