@@ -126,7 +126,10 @@ CASES = {
     "L005": (on({"stream_interval": 0}), on({"stream_interval": 1})),
     "L006": (on({LENGTH: 2048}, isl=2048), on({LENGTH: 2048}, isl=2047)),
     "L007": (on(CHUNKED, {TOKENS: 65536, LENGTH: 65536}), on(CHUNKED, {TOKENS: 8192, LENGTH: 65536})),
-    "L008": (on({DP: True, BATCH: 1024, TOKENS: 8192}, **B200), on({DP: True, BATCH: 1024, TOKENS: 8191}, **B200)),
+    "L008": (
+        on({DP: True, BATCH: 1024, TOKENS: 8192}, **B200, isl=4096),
+        on({DP: True, BATCH: 1024, TOKENS: 8191}, **B200),
+    ),
     "L010": (on(concurrency=512, held_requests=376), on(concurrency=376, held_requests=376)),
     "L011": (on({LENGTH: 4096}, **answers(4096)), on({LENGTH: 4096}, **answers(4095))),
     "M001": (on({MOE: "TRITON"}, release="1.0.0"), on({MOE: "TRITON"}, release="1.1.0")),
@@ -404,7 +407,7 @@ def test_what_the_hardware_table_has_breaks_nothing_whatever_the_settings(releas
 
 
 TO_SET = re.compile(
-    r"^(?:set|raise) (?P<key>[\w.]+)(?:: | to )(?P<value>[\w.-]+)|^use (?:.*for example )?(?P<number>[\d.]+)"
+    r"^(?:set|raise) (?P<key>[\w.]+)(?:: | to )(?P<value>[\w.-]+)|^(?:if.*)?use (?:.*for example )?(?P<number>[\d.]+)"
 )
 TO_REMOVE = re.compile(r"^remove (?P<key>[\w.]+)")
 

@@ -16,6 +16,7 @@ from deepseek_triton_build.planning.trtllm_sizes import (
     WIDE_EP,
     Sizes,
     choose_moe_backend,
+    fewer_tokens,
     fp8_kv_works,
     needs_attention_dp,
     seq_len_for,
@@ -169,7 +170,8 @@ def _limits(target: Target, sizes: Sizes) -> Iterator[Setting]:
     further = "".join(f"; {why}" for why in (sizes.shrunk, target.request.why_measured("--concurrency")) if why)
     reason = f"requests that decode together{per}, {sizes.max_concurrency:,} in all{further}"
     yield Setting("max_batch_size", sizes.max_batch_size, reason)
-    less = f"; {OOM_NUM_TOKENS} if memory runs out" if sizes.max_num_tokens > OOM_NUM_TOKENS else ""
+    fewer = fewer_tokens(sizes)
+    less = f"; {fewer} if memory runs out" if fewer == OOM_NUM_TOKENS < sizes.max_num_tokens else ""
     reason = f"tokens of one iteration: {_num_tokens_reason(target, sizes)}{less}"
     yield Setting("max_num_tokens", sizes.max_num_tokens, reason, source=GUIDE)
     asked = target.request.workload.isl or target.request.workload.osl

@@ -355,7 +355,7 @@ def _smaller_iterations(target: Target, wanted: Sizes) -> Iterator[Sizes]:
     if has_key and sizes.moe_max_num_tokens is None and sizes.moe_backend != WIDE_EP:
         sizes = replace(sizes, moe_max_num_tokens=max(sizes.max_num_tokens, OOM_NUM_TOKENS), as_published=False)
         yield sizes
-    fewer = _fewer_tokens(sizes)
+    fewer = fewer_tokens(sizes)
     if fewer < sizes.max_num_tokens:
         bound = None if sizes.moe_max_num_tokens is None else min(sizes.moe_max_num_tokens, fewer)
         yield replace(sizes, max_num_tokens=fewer, moe_max_num_tokens=bound, as_published=False)
@@ -398,7 +398,7 @@ def _smaller_and_smaller(wanted: Sizes) -> Iterator[Sizes]:
     why = "made smaller until one request of max_seq_len fits the KV cache"
     yield wanted
     sizes = wanted
-    fewer = _fewer_tokens(sizes)
+    fewer = fewer_tokens(sizes)
     if fewer < sizes.max_num_tokens:
         sizes = replace(sizes, max_num_tokens=fewer, as_published=False, shrunk=f"{before}max_num_tokens {why}")
         yield sizes
@@ -411,7 +411,7 @@ def _smaller_and_smaller(wanted: Sizes) -> Iterator[Sizes]:
         yield sizes
 
 
-def _fewer_tokens(sizes: Sizes) -> int:
+def fewer_tokens(sizes: Sizes) -> int:
     """Return the max_num_tokens that the guide advises when memory runs out, or what a whole prompt takes."""
     whole = num_tokens_for(isl_of(sizes.workload), 1, sizes.num_draft_tokens)
     return OOM_NUM_TOKENS if sizes.chunked_prefill else max(OOM_NUM_TOKENS, whole)

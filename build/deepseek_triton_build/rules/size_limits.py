@@ -80,12 +80,12 @@ def _whole_context_in_one(d: Deployment) -> Iterator[Violation]:
 
 @RULES.note("L008")
 def _throughput_memory(d: Deployment) -> Iterator[Violation]:
-    tokens, batch = d.get("max_num_tokens"), d.get("max_batch_size")
-    if d.gpu_architecture != "blackwell" or not d.layout.attention_dp or not tokens or not batch:
-        return
-    if batch >= 1024 and tokens >= _OOM_SEEN:
+    tokens, batch = d.get("max_num_tokens") or 0, d.get("max_batch_size") or 0
+    if d.gpu_architecture == "blackwell" and d.layout.attention_dp and batch >= 1024 and tokens >= _OOM_SEEN:
         message = f"max_num_tokens {tokens:,} with attention DP and batches of {batch:,} was seen to run out of memory"
-        yield Violation("max_num_tokens", message, f"if memory runs out, use {OOM_NUM_TOKENS}")
+        fits = d.get("enable_chunked_prefill") or (d.isl or d.assumed_isl or 0) <= OOM_NUM_TOKENS  # else A002
+        less = f"use {OOM_NUM_TOKENS}" if fits else "lower kv_cache_config.free_gpu_memory_fraction"
+        yield Violation("max_num_tokens", message, f"if memory runs out, {less}")
 
 
 @RULES.warning("L010")
