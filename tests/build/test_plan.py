@@ -127,6 +127,7 @@ def test_reasons_are_of_the_request(subtests):
         with subtests.test(f"{changes}: {words}"):
             assert words in reason(planned(**changes), key)
     assert "128 requests" not in reason(planned(**FULL, **lengths(6000, 700, 700)), "max_batch_size")
+    assert "3072" not in reason(planned(profile="latency", **lengths(4096, 4096)), "max_num_tokens")  # refused: A002
 
 
 KV_CACHES = [  # FP8 where that works
@@ -338,8 +339,9 @@ REFUSED = [
     (V32 | {"release": "1.1.0"}, f"what works: --trtllm {RELEASES[0]}"),
     ({"variant": "deepseek-v3", "precision": "w4a8"}, "--model has to"),
     (V32 | {"precision": "w4a8"}, "W4AFP8 is for V3 and R1"),
-    ({"engine": "reference"}, "runs on: tensorrt_llm, vllm"),
-    ({"precision": "w4a16"}, "what works: --engine vllm"),
+    ({"engine": "reference"}, "what works: --engine tensorrt_llm, or --engine vllm"),
+    ({"precision": "w4a16", "allow_unpublished": True}, "what works: --engine vllm without --allow-unpublished"),
+    ({"engine": "reference", "preset": "x", "container": "26.07"}, "tensorrt_llm without --preset and --image"),
     ({"vllm": "0.25.1"}, "--vllm is for --engine vllm"),
     ({"parallel": "dp"}, "--parallel is for --engine vllm"),
     ({"preset": "x"}, "simulated engine"),
@@ -443,9 +445,7 @@ WAYS = [
     (V32 | {"relaxed_acceptance": True}, "without --relaxed-acceptance"),
     (V32 | {"kv_dtype": "fp8"}, "without --kv-cache-dtype, or --gpu b200"),
     ({"precision": "fp4"}, "--precision fp8, or --gpu b200"),
-    ({"engine": "reference", "allow_unpublished": True}, "--engine vllm without --allow-unpublished"),
-    ({"engine": "reference", "release": "1.2.1"}, "--engine vllm without --trtllm"),
-    ({"engine": "reference", "preset": "x", "container": "26.07"}, "--engine vllm without --preset and --image"),
+    ({"engine": "reference", "release": "1.2.1"}, "--engine tensorrt_llm, or --engine vllm without --trtllm"),
     (V32 | {"release": "1.1.0", "container": "26.02"}, "--trtllm 1.2.1 without --image"),
     (by_hand(("max_seq_len", 200_000)), "; use 163840 or less"),  # only a value is wrong
     (lengths(200_000, None), "; use a smaller --isl or --osl"),

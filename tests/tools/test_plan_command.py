@@ -216,12 +216,13 @@ def built(tmp_path):
 
 @pytest.mark.slow
 def test_other_options_would_change_these_settings(built, tmp_path):
-    lines = built("--mtp", "1", "--set", "kv_cache_config.free_gpu_memory_fraction=0.7")
+    lines = built("--mtp", "1", "--trtllm", "1.1.0", "--set", "kv_cache_config.free_gpu_memory_fraction=0.7")
     at = lines.index("tensorrt_llm/1/model.yaml")
     assert "  - options: deepseek-r1 --gpu h200 --gpus 8" in lines[:at]
     assert lines.index("  - kv_cache_config.free_gpu_memory_fraction: 0.8") > at
     assert lines.index("  + kv_cache_config.free_gpu_memory_fraction: 0.7") > at
     assert any(line.startswith("  + speculative_config.") for line in lines[at:])
+    assert lines[-1] == "changed: tensorrt_llm/1/release.yaml"
     assert not [line for line in lines if "#" in line or "sha" in line or "plan:" in line]
     assert built() == [f"{tmp_path}/r1: nothing would change"]
 
@@ -404,6 +405,7 @@ def test_a_plan_without_tensorrt_llm():
     got = document("tiny", "--engine", "simulated", "--preset", "h200x8-r1-fp8-max-throughput")
     assert (got["engine"], got["memory"], got["gpus"], got["concurrency"]) == ("simulated", None, None, [])
     assert "deepseek-triton serve DIR" in planned("tiny")
+    assert "--format trtllm-serve --output DIR" in planned(*R1, "--trtllm", "1.3.0rc29")  # the default is refused
 
 
 def test_warnings_and_what_is_left_out_are_shown():

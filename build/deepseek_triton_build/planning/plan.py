@@ -283,7 +283,9 @@ def _ways_that_work(request: PlanRequest) -> tuple[Mapping[str, Any], ...]:
     There are several where one change is enough. Where only the user's own settings are wrong, they are the only way.
     """
     alternatives = _alternatives(request)
-    found = [way for name in alternatives if (way := _first_way(request, alternatives, (name,)))]
+    engines = ({"engine": [engine]} for engine in alternatives.get("engine", ()))  # each is as near
+    others = ({name: alternatives[name]} for name in alternatives if name != "engine")
+    found = [way for row in (*engines, *others) if (way := _first_way(request, row, (*row,)))]
     if {"overrides": ()} in found:
         return ({"overrides": ()},)
     # Another checkpoint or no workload is no way to get what was asked for, unless there is no other.
@@ -327,7 +329,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
     has_engine = request.engine is None or request.engine in variant.engines
     usual = [releases.DEFAULT_RELEASE, None] if request.release else []
     tried: dict[str, list[Any]] = {
-        "engine": ["vllm"] if request.precision == "w4a16" or not has_engine else [],
+        "engine": [*variant.engines] if not has_engine else ["vllm"] if request.precision == "w4a16" else [],
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=nearest_above),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],

@@ -186,6 +186,7 @@ def test_the_command_keeps_what_was_asked_for(search):
             assert words[words.index(option) + 1] == value
         assert "--no-decoupled" in words
         assert words[words.index("stream_interval=5") - 1] == "--set"
+        assert "--format trtllm-serve" in search(*options, "--trtllm", "1.3.0rc29")["build"]
 
 
 REFUSED = [

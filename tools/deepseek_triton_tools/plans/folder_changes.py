@@ -38,7 +38,7 @@ from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
 
 _SHOWN = (".yaml", ".yml", ".json", ".pbtxt", ".sh")
-"""Ends of the names of files whose lines are compared. Others, such as the backend's modules, are only named."""
+"""Ends of the names of files whose lines are compared. Others, and release.yaml, are only named."""
 _NO_SETTINGS = ("files.", "generated.", "plan")
 """Beginnings of the stamp's keys that say nothing to people: checksums and packed texts."""
 
@@ -76,7 +76,7 @@ def _diff(plan: Plan, folder: Path) -> Iterator[str]:
     for name in sorted(names, key=lambda name: (not name.endswith(MANIFEST), name)):
         if old.get(name) == new.get(name):
             continue
-        if name in old and name in new and name.endswith(_SHOWN):
+        if name in old and name in new and name.endswith(_SHOWN) and not name.endswith("release.yaml"):
             if lines := changed_lines(name, old[name], new[name]):
                 yield name
                 yield from (f"  {line[0]} {line[1:]}" for line in lines)

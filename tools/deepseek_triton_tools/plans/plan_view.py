@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from deepseek_triton_build import FORMATS, Plan, PlanWarning, Setting, footnotes, usable_formats
+from deepseek_triton_build import DEFAULT_FORMAT, FORMATS, Plan, PlanWarning, Setting, footnotes, usable_formats
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_build.catalog import DEFAULT_RELEASE, last_image, release_image_name, without_image
 from deepseek_triton_build.text import yaml_flow
@@ -186,7 +186,8 @@ def show_plan(plan: Plan, *, as_json: bool, brief: bool = False) -> None:
         nodes = "one node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes of {plan.gpus_per_node} GPUs"
         ranks = f", {how['mpi_ranks']} MPI ranks" if how["mpi_ranks"] else ""
         print(paragraph(f"{nodes}{ranks}: {how['command']}, {how['where']}"))
-        words = "`deepseek-triton build` with the same options and --output DIR writes it, with"
+        other = "" if (first := usable_formats(plan)[0]) == DEFAULT_FORMAT else f"--format {first} "
+        words = f"`deepseek-triton build` with the same options and {other}--output DIR writes it, with"
         print(paragraph(f"{words} {how['script']}"))
         show_warnings(plan.warnings)
         if plan.omissions and not brief:

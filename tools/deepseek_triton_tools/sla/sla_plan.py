@@ -20,6 +20,7 @@ from deepseek_triton_build import (
     make_disaggregated_plan,
     make_plan,
     pair_options,
+    usable_formats,
 )
 from deepseek_triton_tools.bench.result import Slo
 from deepseek_triton_tools.host.whole_file import whole_file
@@ -123,9 +124,9 @@ class SlaPlan:
     @property
     def build_command(self) -> str:
         """The command that writes the best fleet's servers: one repository, or a pair."""
-        if isinstance(self.built, DisaggregatedPlan):
-            return f"deepseek-triton build {pair_options(self.built)} --output pair"
-        return f"deepseek-triton build {build_options(self.built)} --output server"
+        if isinstance(plan := self.built, DisaggregatedPlan):
+            return f"deepseek-triton build {pair_options(plan, format=usable_formats(plan.context)[0])} --output pair"
+        return f"deepseek-triton build {build_options(plan, format=usable_formats(plan)[0])} --output server"
 
     def rehearsal_command(self, paces: Path) -> str:
         """The command that builds the best fleet on the simulated engine, with the paces that were written there."""
