@@ -23,7 +23,7 @@ from deepseek_backend.engines.vllm.open_answer import (
     unsupported_fields,
 )
 from deepseek_backend.errors import RequestError
-from deepseek_triton_build.data.vllm import VLLM_VERSIONS
+from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from support.engine_driver import Answer, make_request
 from support.fake_vllm import MAX_MODEL_LEN, TOKENIZER, VLLMValidationError, recorded_vllm
 from tiny_checkpoint.architecture import EOS
@@ -135,6 +135,7 @@ def test_every_field_of_the_contract_is_translated_or_refused(version):
     assert arguments(**EXAMPLES, seed=7).keys() <= {*release(version).record["sampling_params"], BANNED}
     reasons = unsupported_fields(release(version), {**MTP, "scheduling_policy": "priority"})
     assert reasons.keys() == {"min_p", "logit_bias"}
+    assert {name for name in SAMPLING_BY_NAME if load_vllm(version).why_refused(name, drafts=True)} == reasons.keys()
 
 
 REFUSALS = [

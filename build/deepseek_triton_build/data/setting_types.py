@@ -7,6 +7,9 @@ from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.own_files import backend_module, contract
 from deepseek_triton_build.text import nearest_name, short_repr
 
+# Sampling fields that the backend does itself, on every engine.
+DONE_BY_BACKEND = {"stop", "include_stop_str_in_output", "exclude_input_from_output", "n", "add_special_tokens"}
+DONE_BY_BACKEND |= {"max_tokens", "truncate_prompt_tokens"}
 # Canonical key -> its type with bounds, by what the key counts. -1 leaves expert parallelism to the engine.
 _RANGES: Mapping[str, str] = {
     "tensor_parallel_size": "int 1..",

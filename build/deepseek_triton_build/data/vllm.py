@@ -12,6 +12,7 @@ from typing import Any, Literal
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data.own_files import entry_of, load_yaml, read_data
 from deepseek_triton_build.data.releases import is_after
+from deepseek_triton_build.data.setting_types import DONE_BY_BACKEND
 
 VLLM_VERSIONS = ("0.24.0", "0.25.1", "0.27.1", "0.31.0", "0.33.0")
 """Versions with a record, old to new."""
@@ -96,6 +97,14 @@ class VllmVersion:
     def keys(self) -> list[str]:
         """Return every argument as a dotted path, each section before the keys in it."""
         return [*self.arguments, *(f"{name}.{key}" for name, keys in self.sections.items() for key in keys)]
+
+    def why_refused(self, name: str, *, drafts: bool) -> str:
+        """Why a request, with drafted tokens or without, may not have a sampling field of the contract; or nothing."""
+        if drafts and name in self.limits.get("speculative_config", {}).get("refuses", ()):
+            return f"vLLM {self.version} refuses it beside speculative_config"
+        # vLLM has `bad` as bad_words, and the guides in a parameter of their own.
+        known = {*self.sampling_params, *DONE_BY_BACKEND, "bad", "best_of", "return_perf_metrics"}
+        return "" if name in known or name.startswith("guided_") else f"vLLM {self.version} does not have it"
 
     def is_before(self, version: str) -> bool:
         """Tell whether this version is older than `version`, compared by number: 0.9 is before 0.10."""

@@ -111,9 +111,8 @@ class VllmEngine:
         return tuple(rows)
 
     def limits(self, arguments: Arguments) -> EngineLimits:
-        canonical, version = arguments.canonical, self.target.vllm.version
-        drafts = canonical.get("speculative_config.num_speculative_tokens")
-        refused = self.target.vllm.limits.get("speculative_config", {}).get("refuses", ()) if drafts else ()
+        canonical = arguments.canonical
+        drafts = bool(canonical.get("speculative_config.num_speculative_tokens"))
         long = max(1, min(_LONG, canonical["max_model_len"] // 2, canonical["max_num_batched_tokens"]))
         batch = min(_MOST, canonical["max_num_seqs"]) * self.target.data_parallel_size
         shapes = {(1, min(_SHORT, long)), (1, long), (batch, min(_SHORT, long))}
@@ -121,7 +120,7 @@ class VllmEngine:
             batch=canonical["max_num_seqs"],
             longest=canonical["max_model_len"],
             within="max_model_len",
-            why_left_out=lambda name: f"vLLM {version} refuses it with MTP" if name in refused else "",
+            why_left_out=partial(self.target.vllm.why_refused, drafts=drafts),
             warmup=(
                 [list(shape) for shape in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))],
                 "pairs of concurrent requests and prompt tokens of each, which run before the model is ready; few, as "

@@ -6,6 +6,7 @@ from typing import Any
 
 from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.data.releases import Release, load_release, sampler_of
+from deepseek_triton_build.data.setting_types import DONE_BY_BACKEND
 from deepseek_triton_build.data.spelling import spell
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
@@ -16,11 +17,6 @@ _RELAXED = "speculative_config.use_relaxed_acceptance_for_thinking"
 _ADVANCED = "speculative_config.allow_advanced_sampling"
 # TensorRT-LLM blog: How to get best performance on DeepSeek-R1, at batch 1.
 _MOST_PUBLISHED_DRAFTS = 3
-# Sampling fields that the backend does itself, on every engine.
-_DONE_BY_BACKEND = frozenset(
-    {"stop", "include_stop_str_in_output", "exclude_input_from_output", "n", "add_special_tokens", "max_tokens"}
-    | {"truncate_prompt_tokens"}
-)
 
 
 def _is_mtp(d: Deployment) -> bool:
@@ -109,7 +105,7 @@ def _default_sampling(d: Deployment) -> Iterator[Violation]:
     sampler = _sampler(d, d.release)
     fields = contract().SAMPLING_BY_NAME
     for name, value in defaults.items():
-        if name not in fields or name in _DONE_BY_BACKEND or value == fields[name].neutral:
+        if name not in fields or name in DONE_BY_BACKEND or value == fields[name].neutral:
             continue
         engine_field = "guided_decoding" if fields[name].guided else "logprobs" if name == "best_of" else name
         if why := _why_not(d, d.release, sampler, engine_field):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from deepseek_triton_build.arithmetic.gpu_memory import FP8_BLOCK, GIB, cut_attention_blocks
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
+from deepseek_triton_build.data.own_files import contract
 from deepseek_triton_build.rules import size_limits
 from deepseek_triton_build.rules.hardware import nothing_published
 from deepseek_triton_build.rules.rule import RuleTable, Violation, VllmDeployment
@@ -174,17 +175,15 @@ def _draft_tokens(d: VllmDeployment) -> Iterator[Violation]:
 
 
 @RULES.error("X018")
-def _sampling_with_mtp(d: VllmDeployment) -> Iterator[Violation]:
-    refused = d.vllm.limits.get("speculative_config", {}).get("refuses", ())
+def _default_sampling(d: VllmDeployment) -> Iterator[Violation]:
+    fields, drafts = contract().SAMPLING_BY_NAME, d.num_draft_tokens > 0
     # A field that is a mapping has a key for each of its entries.
-    defaults = {key: value for key, value in d.triton.items() if key.startswith("default_sampling.")}
-    given = {key.split(".")[1] for key, value in defaults.items() if value or key.count(".") > 1}
-    for name in refused if d.num_draft_tokens else ():
-        if name in given:
-            message = f"default_sampling.{name} with drafted tokens: vLLM {d.vllm.version} refuses it"
-            yield Violation(
-                f"triton_config.default_sampling.{name}", message, "leave it out, or leave speculative_config out"
-            )
+    defaults = {key.split(".")[1]: value for key, value in d.triton.items() if key.startswith("default_sampling.")}
+    for name, value in defaults.items():
+        is_given = name in fields and value not in (None, fields[name].neutral)
+        if is_given and (why := d.vllm.why_refused(name, drafts=drafts)):
+            message = f"default_sampling.{name}: {why}"
+            yield Violation(f"triton_config.default_sampling.{name}", message, "leave it out")
 
 
 @RULES.warning("X019")
