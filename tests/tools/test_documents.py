@@ -287,6 +287,7 @@ def test_commands_in_the_text_are_ones():
     for page in PAGES:
         text = re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
         for span in re.findall(r"`(?:\.venv/bin/)?deepseek-triton ([^`]+)`", text):
+            assert span.split()[0] in {*VERBS, "--help"}, (page, span)
             if re.search(r"\b[A-Z]{2,}|\.\.\.|\|", span) is None and " -" in span:
                 assert PARSER.parse_known_args(shlex.split(span))[1] == [], (page, span)
 
