@@ -179,11 +179,11 @@ def too_much() -> list[str]:
 def grain(below: Path) -> Iterator[str]:
     modules = production()
     once = set(imported_once(modules))
-    for module in modules:
-        if module.path.is_relative_to(below):
-            by_one = "by one module, " if module.name in once else ""
-            names = " ".join(module.private_with_one_caller())
-            yield f"{module.path.relative_to(below)}: {by_one}{module.lines} lines, {names}"
+    within = [module for module in modules if module.path.is_relative_to(below)]
+    for module in within or sys.exit(f"{below}: expected a folder of modules, in {', '.join(PARTS)}"):
+        by_one = "by one module, " if module.name in once else ""
+        names = " ".join(module.private_with_one_caller())
+        yield f"{module.path.relative_to(below)}: {by_one}{module.lines} lines, {names}"
 
 
 def main() -> None:
