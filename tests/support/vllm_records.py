@@ -563,9 +563,12 @@ def main(argv=None):
     parser.add_argument("source", type=Path, help="a wheel of vLLM, or the folder of an installed one")
     parser.add_argument("--write", action="store_true", help="write the record instead of printing it")
     given = parser.parse_args(argv)
-    source = VllmSource(given.source)
-    path = RECORDS / f"vllm-{source.version}.yaml"
-    text = written(source) + "\n" + (by_hand(path) or f"{_BY_HAND}containers: []\nlimits: {{}}\n")
+    try:
+        source = VllmSource(given.source)
+        path = RECORDS / f"vllm-{source.version}.yaml"
+        text = written(source) + "\n" + (by_hand(path) or f"{_BY_HAND}containers: []\nlimits: {{}}\n")
+    except (OSError, zipfile.BadZipFile, MissingSourceError) as error:
+        parser.error(str(error))
     if given.write:
         path.write_text(text, "utf-8")
         print(f"wrote {path}")
