@@ -26,10 +26,12 @@ def test_the_shapes_of_the_fp8_checkpoint_give_its_bytes_to_the_byte():
     assert weights(R1.architecture, R1.checkpoints["fp8"]).total == 688_574_839_360
 
 
-def test_the_shapes_give_the_bytes_of_every_checkpoint():
+def test_the_shapes_give_the_bytes_of_every_checkpoint_which_is_of_one_variant():
+    owners = {}
     for variant in variants().values():
         for weights_of in (*variant.checkpoints.values(), *variant.own_checkpoints.values()):
             for name, checkpoint in weights_of.under_each_name().items():
+                assert variant.model or owners.setdefault(name, variant.name) == variant.name, name
                 parts = weights(variant.architecture, checkpoint)
                 left_out = parts.mtp + parts.mtp_experts if checkpoint.precision == "w4a16" else 0
                 left_out -= variant.architecture.host_bytes
