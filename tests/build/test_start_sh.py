@@ -155,11 +155,15 @@ def test_the_backend_that_the_model_names_is_found(run, tmp_path):
     assert "--backend-directory" not in run(TINY).argv
 
 
-def test_who_restricts_endpoints_decides_alone(run):
-    for given in (["--http-restricted-api=trace:k=v"], ["--http-restricted-api", "trace:k=v"]):
-        argv = run(R1, *given).argv
-        assert (CLOSED[0] in argv, CLOSED[1] in argv) == (False, True)
-        assert argv[-len(given) :] == given
+def test_who_restricts_endpoints_leaves_the_others_closed(run):
+    option = "--http-restricted-api"
+    for given, left in [
+        ((f"{option}=inference:k=v",), "shared-memory,trace,logging"),
+        ((option, "inference,trace:logging=v", f"{option}=shared-memory:k=v"), "logging"),
+        ((option, "trace,logging,shared-memory:k=v"), ""),
+    ]:
+        expected = [f"{option}={left}:closed=KEY"] if left else []
+        assert [word for word in run(R1, *given).argv if ":closed=" in word] == [*expected, CLOSED[1]]
 
 
 def test_every_launch_has_a_tag_and_a_key_of_its_own(tmp_path):
@@ -379,10 +383,10 @@ def test_the_repository_may_lie_in_any_folder(tmp_path, folder):
 
 def test_all_refusals_are_printed_at_once(run):
     wrong = {"EXIT_TIMEOUT": "soon", "DEEPSEEK_TRITON_LAUNCH": "../x", "HOSTS": "a"}
-    lines = refusals(run(TWO_NODES, "--http-port=1", "a b", **wrong))
+    lines = refusals(run(TWO_NODES, "--http-port=1", "a b", CLOSED[0].replace("trace", "health"), **wrong))
 
     assert [line.removeprefix("start.sh: expected ").split()[0] for line in lines] == [
-        *["eight", "whole", "HTTP_PORT", "a", "2"]
+        *["eight", "whole", "--http-restricted-api", "HTTP_PORT", "a", "2"]
     ]
 
 

@@ -41,7 +41,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["serve", "start.sh"])
 def addresses(repository: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     if request.param == "serve":
-        with ServerProcess.serving(repository) as server:
+        own = ("--http-restricted-api", "trace,statistics:key=value")  # the others stay closed
+        with ServerProcess.serving(repository, server_args=own) as server:
             yield server.http_url, f"127.0.0.1:{server.grpc_port}", server.pid
         return
     yield from started_by_script(repository, tmp_path_factory.mktemp("script"))

@@ -380,8 +380,9 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(repository, tmp
     for folder, expected in folders.items():
         with pytest.raises(RepositoryError, match=expected):
             serve(ServeOptions(repository=tmp_path / folder))
-    for arguments in (("--http-port=9000",), ("--log-verbose=1", "--http-port", "9000")):
-        with pytest.raises(ToolError, match="use serve's own --http-port") as caught:
+    health = ("--http-restricted-api", "inference,health:key=value")
+    for arguments in (("--http-port=9000",), ("--log-verbose=1", "--http-port", "9000"), health):
+        with pytest.raises(ToolError, match=r"use serve's own --http-port|--http-restricted-api") as caught:
             serve(ServeOptions(repository=repository, server_args=arguments))
         assert caught.value.exit_code == 2
     with pytest.raises(ToolError, match="--allow-http is off") as caught:

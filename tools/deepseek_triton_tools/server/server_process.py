@@ -68,7 +68,7 @@ _OWN_OPTIONS = {
 _CLOSING_OPTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
 # Triton's endpoints that want a key which nobody is told, as in start.sh. By them any client could map the host's
 # memory, have files written and change what is logged.
-_CLOSED_APIS = "shared-memory,trace,logging"
+_CLOSED_APIS = ("shared-memory", "trace", "logging")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +119,10 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
         self._arguments = {argument.partition("=")[0] for argument in options.server_args}
         if own := sorted(self._arguments & _OWN_OPTIONS.keys()):
             raise ToolError(f"{own[0]} is set by serve itself: use serve's own {_OWN_OPTIONS[own[0]]}", exit_code=2)
+        words = "\0".join(("", *options.server_args))
+        self._restricted = {key: ",".join(re.findall(rf"\0{key}[=\0]([^:]*)", words)) for key in _CLOSING_OPTIONS}
+        if "health" in self._restricted["--http-restricted-api"]:
+            raise ToolError("--http-restricted-api has to leave health open: the supervisor has no key", exit_code=2)
         self.options = options
         self.models = model_names(options.repository)
         self.loaded_models: list[str] = []
@@ -251,9 +255,9 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             # A prefix for each launch: two servers share no region, and the supervisor removes what is left.
             f"--backend-config=python,shm-region-prefix-name=deepseek_triton_{launch}_",
             *(
-                f"{option}={_CLOSED_APIS}:closed={secrets.token_hex(16)}"
-                for option in _CLOSING_OPTIONS
-                if option not in self._arguments
+                f"{option}={','.join(left)}:closed={secrets.token_hex(16)}"
+                for option, named in self._restricted.items()
+                if (left := [api for api in _CLOSED_APIS if api not in named])
             ),
             *options.server_args,
         ]

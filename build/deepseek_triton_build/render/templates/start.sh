@@ -103,15 +103,21 @@ ln -sfn /opt/tritonserver/backends/* "$backends"
 ln -sfn "$repository/tensorrt_llm/backends/@@{own_backend}" "$backends/@@{own_backend}"
 #end
 
-# The endpoints shared-memory,trace,logging are closed: by them any client could map the host's shared memory, have
-#   files written and change what is logged. They want a header with this key, which nobody is told. Whoever needs one
-#   gives --http-restricted-api or --grpc-restricted-protocol as an argument, with a key of their own, and it takes the
-#   place of this one.
+# By shared-memory, trace and logging any client could map the host's shared memory, have files written and change what
+#   is logged. They want a header with this key, which nobody is told, but for those that an argument names, with a key
+#   of its own: Triton refuses an endpoint that is named twice.
 key="$(od -An -N16 -tx4 /dev/urandom | tr -d ' ')"
 closed=()
 for option in --http-restricted-api --grpc-restricted-protocol; do
-  if [[ " $*" != *" $option"* ]]; then closed+=("$option=shared-memory,trace,logging:closed=$key"); fi
+  apis=
+  for api in shared-memory trace logging; do
+    if [[ ! " $*" =~ " $option"[=\ ][^:]*$api ]]; then apis+=",$api"; fi
+  done
+  if [[ -n "$apis" ]]; then closed+=("$option=${apis#,}:closed=$key"); fi
 done
+if [[ " $*" =~ " --http-restricted-api"[=\ ][^:]*health ]]; then
+  refuse "expected --http-restricted-api to leave health open, because the supervisor asks without a key"
+fi
 
 # The Python backend's shared memory is named after the launch tag, so that what a killed server leaves in /dev/shm can
 #   be found and removed.
