@@ -70,7 +70,7 @@ class ScriptedServer:
             await asyncio.sleep(3600)
         if self.refusing:
             raise REFUSED
-        return (200, self.metrics) if path == "/metrics" else (200 if self.ready else 400, b"")
+        return (200, self.metrics) if path == "/metrics" else (200 if self.ready is True else self.ready or 400, b"")
 
     def heard(self):
         return False
@@ -369,11 +369,12 @@ async def test_workers_have_the_model_of_the_one_that_was_first(servers, tmp_pat
 async def test_a_lost_connection_is_followed_by_a_check(servers, monkeypatch):
     monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 3600.0)
     async with fleet_of(servers, [A]) as fleet:
-        servers[A].ready = False
+        servers[A].ready = 403
         servers[A].answers = [["begun", LOST]]
         assert states(fleet) == {A: "up"}
         await error_of(answer(fleet))
         await until_state(fleet, A, "down")
+        assert "--upstream-header" in fleet.servers()[0].reason
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from uuid import uuid4
 import msgspec
 
 from deepseek_triton_tools.gateway.shared_generation import Role
-from deepseek_triton_tools.gateway.triton_call import Call, Load, UpstreamError
+from deepseek_triton_tools.gateway.triton_call import Call, Load, UpstreamError, error_of_status
 from deepseek_triton_tools.gateway.triton_server import TritonServer, within
 
 CHECK_PERIOD_S = 2.0
@@ -260,8 +260,10 @@ class FleetMember:
             ("/v2/health/ready", "it is not ready, or no Triton server"),
             (self._model_path, "the model is not ready, or has another name there (--triton-model)"),
         ):
-            status, _ = await self.server.get(path, fresh=True)
+            status, body = await self.server.get(path, fresh=True)
             self._check_answered = True
+            if status in (401, 403):
+                raise error_of_status(status, body)
             if status != 200:
                 return f"GET {path}: HTTP {status}: {cause}"
         return ""

@@ -132,7 +132,7 @@ def error_of_status(status: int, body: bytes) -> UpstreamError:
     else:
         text = f"the server answered HTTP {status}: {body[:_QUOTED].decode(errors='replace')!r}"
     if status in (401, 403):
-        text = f"the gateway was refused: {text}"
+        text = f"the gateway was refused: {text} (--upstream-header)"
     elif status == 405:
         text += f", {METRICS_PORT}"
     code = "E_OVERLOADED" if status == 429 else ""
