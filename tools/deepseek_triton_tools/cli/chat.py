@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_client import Client, Completion, DeepseekTritonError, InvalidRequest, SamplingParams
+from deepseek_triton_client import AccessDenied, Client, Completion, DeepseekTritonError, InvalidRequest, SamplingParams
 from deepseek_triton_tools.cli.client_options import (
     add_address,
     add_client_options,
@@ -33,7 +33,7 @@ from deepseek_triton_tools.generating.records import (
 )
 from deepseek_triton_tools.terminal.output_streams import columns, complain, wrapped
 from deepseek_triton_tools.terminal.tables import AnswerPrinter, styled, visible
-from deepseek_triton_tools.tool_errors import ToolError, in_options, nearest
+from deepseek_triton_tools.tool_errors import TOKEN_ADVICE, ToolError, in_options, nearest
 
 _COMMANDS = """\
 /system TEXT       what the model is told first; /system - takes it back, /system alone shows it
@@ -109,7 +109,8 @@ class Chat:
                 self.say(text)
             except (DeepseekTritonError, ToolError) as error:
                 self._failed = 1
-                complain(f"deepseek-triton chat: {in_options(str(error))}")
+                advice = TOKEN_ADVICE if isinstance(error, AccessDenied) else ""
+                complain(f"deepseek-triton chat: {in_options(str(error))}{advice}")
             except KeyboardInterrupt:
                 if not is_interactive():
                     raise
