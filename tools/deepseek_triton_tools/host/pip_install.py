@@ -23,12 +23,12 @@ _UNREACHABLE = "the package index can't be reached ({0}); PIP_INDEX_URL names an
 # A pattern in pip's output -> what it means. The first that is found counts: what comes later follows from it.
 _CAUSES = (
     (r"(No space left on device|Disk quota exceeded)", "{0}: make room, or let TMPDIR name another folder"),
-    (r"connection broken by '\w*ProxyError.*?(\[Errno -?\d+\] [^')]+|\d{3} [\w ]+)", _UNREACHABLE),
+    (r"connection broken by '\w*ProxyError.*?(\[Errno -?\d+\] [^'\x22)]+|\d{3} [\w ]+)", _UNREACHABLE),
     (
         r"(CERTIFICATE_VERIFY_FAILED[^']*?)\s*\(",
         "the package index can't be trusted ({0}); PIP_CERT names its authority",
     ),
-    (r"connection broken by '.*?(\[Errno -?\d+\] [^')]+|timed out)", _UNREACHABLE),
+    (r"connection broken by '.*?(\[Errno -?\d+\] [^'\x22)]+|timed out)", _UNREACHABLE),
     (r"ERROR: No matching distribution found for (.+)", "no package index that answered has {0} for this Python"),
     (r"ERROR: Could not install packages due to an OSError: (.+)", "{0}"),
 )
